@@ -1,0 +1,54 @@
+"""``slime-hpc cancel``: end a run's job."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json
+
+if TYPE_CHECKING:
+    from slime_hpc.slurm.commands import Slurm
+    from slime_hpc.status import Records
+    from slime_hpc.types import JobId
+
+
+def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Cancel a run's job. A run that has ended stays as it is."""
+    from slime_hpc.run_dir import RunDir
+    from slime_hpc.slurm.commands import SlurmCli
+    from slime_hpc.status import read_records
+
+    records = read_records(RunDir(run.absolute()))
+    job_id, cancelled = cancel_run(records, SlurmCli())
+    if as_json:
+        print_json({"run_dir": str(records.run.path), "job_id": job_id and str(job_id), "cancelled": cancelled})
+    elif cancelled:
+        typer.echo(f"cancelled job {job_id}; its processes end within a minute")
+    else:
+        typer.echo(f"{records.run.path} has ended already; nothing to cancel")
+
+
+def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
+    """The run's job, and whether there was something to cancel. The marker tells the supervisor who wanted it."""
+    from slime_hpc.errors import ClusterError
+    from slime_hpc.records import write_json
+    from slime_hpc.status import find_job_id, recorded_job_id
+
+    job_id = recorded_job_id(records) or find_job_id(records, slurm)
+    if job_id is None or records.plan.attempt in records.ended:
+        return job_id, False
+    rows = slurm.queue([job_id])
+    if all(row.state.is_over for row in rows):
+        return job_id, False
+    marker = records.run.attempt(records.plan.attempt).cancel_marker
+    write_json(marker, {"time": time.time(), "user": getpass.getuser()})
+    try:
+        slurm.cancel(job_id)
+    except ClusterError:
+        marker.unlink()  # or a later end for another reason would be taken for this one
+        raise
+    return job_id, True

@@ -1,0 +1,41 @@
+"""``slime-hpc render``: the batch script of a profile, for reading or for plain sbatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from slime_hpc.cli.arguments import ProfileArgument, SetOption, load
+
+
+def render(
+    ctx: typer.Context,
+    profile: ProfileArgument,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write run.sbatch and plan.json there.")
+    ] = None,
+    set_: SetOption = None,
+) -> None:
+    """Show a profile's batch script, or write it."""
+    from slime_hpc.plan import new_plan
+    from slime_hpc.records import write_text_atomic
+    from slime_hpc.render import render_script, supervisor_command
+    from slime_hpc.run_dir import RunDir
+
+    plan = new_plan(load(profile, set_, ctx.args))
+    script = render_script(plan, supervisor_command(plan))
+    if output is None:
+        typer.echo(script, nl=False)
+        return
+    output.mkdir(parents=True, exist_ok=True)
+    write_text_atomic(output / "run.sbatch", script)
+    write_text_atomic(output / "plan.json", plan.model_dump_json(indent=2) + "\n")
+    attempt = RunDir(plan.run_dir).attempt(plan.attempt)
+    typer.echo(
+        f"wrote {output}/run.sbatch and {output}/plan.json. To submit by hand, from anywhere:\n"
+        f"  mkdir -p -m 700 {plan.run_dir} && mkdir -p {attempt.logs} && mkdir -m 700 {attempt.secrets}\n"
+        f"  cp {output}/plan.json {attempt.plan}\n"
+        f"  sbatch {output}/run.sbatch"
+    )

@@ -1,0 +1,22 @@
+"""``slime-hpc status``: how a run stands, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json
+
+
+def status(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show how a run stands, why, and what to do about it."""
+    from slime_hpc.run_dir import RunDir
+    from slime_hpc.slurm.commands import SlurmCli
+    from slime_hpc.status import load_status
+
+    report = load_status(RunDir(run.absolute()), SlurmCli())
+    if as_json:
+        print_json(dataclasses.asdict(report))
+    else:
+        from slime_hpc.display import print_report, status_report
+
+        print_report(status_report(report))

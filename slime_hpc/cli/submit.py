@@ -1,0 +1,51 @@
+"""``slime-hpc submit``: queue a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from slime_hpc.cli.arguments import JsonOption, ProfileArgument, SetOption, load, print_json
+
+if TYPE_CHECKING:
+    from slime_hpc.spec.load import Profile
+
+
+def submit(
+    ctx: typer.Context,
+    profile: ProfileArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the script, queue nothing.")] = False,
+    set_: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a profile and queue its job."""
+    from slime_hpc.slurm.commands import SlurmCli
+    from slime_hpc.submit import submit_run
+    from slime_hpc.supervisor.main import supervise
+
+    loaded = load(profile, set_, ctx.args)
+    if dry_run:
+        _show_dry_run(loaded, as_json)
+        return
+    record = submit_run(loaded, SlurmCli(), supervise)
+    if as_json:
+        print_json(dataclasses.asdict(record))
+    else:
+        typer.echo(f"submitted job {record.job_id}; how it stands: slime-hpc status {record.run_dir}")
+
+
+def _show_dry_run(profile: Profile, as_json: bool) -> None:
+    from slime_hpc.slurm.commands import SlurmCli
+    from slime_hpc.submit import submit_dry_run
+
+    found = submit_dry_run(profile, SlurmCli())
+    if as_json:
+        plan = json.loads(found.plan.model_dump_json())
+        print_json({"plan": plan, "script": found.script, "unchecked": found.unchecked or None})
+        return
+    typer.echo(found.script, nl=False)
+    said = f"not checked with Slurm: {found.unchecked}" if found.unchecked else "Slurm accepts it"
+    typer.echo(f"dry run, nothing submitted; {said}", err=True)

@@ -1,0 +1,108 @@
+"""Reports for people: rich tables that fit 80 columns. What is shown is decided elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from slime_hpc.plan import JobPlan, plan_warnings
+from slime_hpc.spec.values import format_time
+from slime_hpc.status import AttemptStatus, StatusReport
+
+_COLOURS = {
+    "ok": "green",
+    "finished": "green",
+    "waiting": "yellow",
+    "stopped": "yellow",
+    "cancelled": "yellow",
+    "stalled": "red",
+    "failed": "red",
+    "unknown": "red",
+}
+
+_ROUND_COLUMNS = (
+    ("rollout/raw_reward", "reward {:.3f}"),
+    ("train/loss", "loss {:+.4f}"),
+    ("train/train_rollout_logprob_abs_diff", "logp diff {:.1e}"),
+    ("perf/rollout_time", "rollout {:.1f}s"),
+    ("perf/train_time", "train {:.1f}s"),
+    ("perf/update_weights_time", "sync {:.1f}s"),
+)
+
+
+def print_report(report: RenderableType) -> None:
+    """To standard output; no colours where that is a file or a pipe."""
+    Console(highlight=False, soft_wrap=False).print(report)
+
+
+def round_line(row: Mapping[str, Any], num_rollout: int) -> str:
+    """One row of ``metrics.jsonl`` as one line; a metric that the row lacks is left out."""
+    width = len(str(num_rollout))
+    metrics = [form.format(row[name]) for name, form in _ROUND_COLUMNS if row.get(name) is not None]
+    return "  ".join([f"round {row['round'] + 1:{width}}/{num_rollout}", *metrics])
+
+
+def plan_report(plan: JobPlan) -> RenderableType:
+    """The components of a job, what runs on them, and what it may cost."""
+    table = Table("role", "partition", "account", box=None, pad_edge=False)
+    for heading in ("nodes", "GPUs", "CPUs", "time limit"):
+        table.add_column(heading, justify="right")
+    for c in plan.components:
+        account = str(c.options.get("account", "(default)"))
+        sizes = (str(c.nodes), str(c.gpus_per_node), str(c.cpus_per_task), format_time(c.time_limit_s))
+        table.add_row(str(c.role), c.partition, account, *sizes)
+    sampling = plan.spec.sampling
+    samples = sampling.rollout_batch_size * sampling.n_samples_per_prompt
+    return Group(
+        Text(f"{plan.spec.name}: one heterogeneous job on {plan.cluster.name} (GPUs and CPUs are per node)"),
+        table,
+        Text(
+            f"processes  {_count(plan.trainer_ranks, 'trainer rank')}, "
+            f"{_count(plan.engines, 'engine')} of {_count(plan.spec.rollout.gpus_per_engine, 'GPU')}"
+        ),
+        Text(
+            f"rounds     {plan.spec.num_rollout} of {sampling.rollout_batch_size} prompts × "
+            f"{sampling.n_samples_per_prompt} samples = {samples}"
+        ),
+        Text(f"cost       at most {plan.max_gpu_hours:.2f} GPU-hours"),
+        Text(f"run_dir    {plan.run_dir}"),
+        *(Text(f"warning: {warning}", style="yellow") for warning in plan_warnings(plan)),
+    )
+
+
+def status_report(report: StatusReport) -> RenderableType:
+    """Verdict, reason and next step first; then the attempts."""
+    colour = _COLOURS[report.verdict]
+    parts: list[RenderableType] = [
+        Text.assemble((report.verdict, f"bold {colour}"), f"  {report.name}: {report.why}"),
+    ]
+    if report.next_step:
+        parts.append(Text(f"next: {report.next_step}"))
+    if report.round is not None:
+        reward = "" if report.reward is None else f", reward {report.reward:.3f}"
+        parts.append(Text(f"{report.round + 1} of {report.num_rollout} rounds trained{reward}"))
+    return Group(*parts, _attempts_table(report.attempts))
+
+
+def _attempts_table(attempts: Iterable[AttemptStatus]) -> Table:
+    table = Table("attempt", "job", "Slurm state", "started", "ended", "cause", box=None, pad_edge=False)
+    table.add_column("GPU-hours", justify="right")
+    for a in attempts:
+        hours = "-" if a.gpu_hours is None else f"{a.gpu_hours:.2f}"
+        table.add_row(
+            str(a.number), a.job_id or "-", a.state or "-", _time(a.started), _time(a.ended), a.cause or "-", hours
+        )
+    return table
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else datetime.datetime.fromtimestamp(seconds).strftime("%m-%d %H:%M")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

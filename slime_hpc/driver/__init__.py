@@ -1,0 +1,1 @@
+"""The process that holds a run together: brings the roles up, runs the loop, watches over both."""

@@ -1,0 +1,103 @@
+"""Who is lost, and why: evidence from several sides, the best of which names the culprit."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import RayActorError, RayError
+
+from slime_hpc.driver.deadline import say
+from slime_hpc.errors import SlimeHpcError, UserError
+from slime_hpc.rollout.client import EngineError
+from slime_hpc.supervisor.cause import Cause, Ending, describe_exit
+from slime_hpc.types import Role
+from slime_hpc.weight_sync.transaction import WeightSyncError
+
+POLL_S = 0.5
+
+
+class Evidence(enum.IntEnum):
+    """How near to the death a witness stood; a lower one explains the higher ones away."""
+
+    AGENT = 0
+    """The agent of the node saw its raylet end."""
+    PROCESS = 1
+    """An actor saw its engine end."""
+    ACTOR = 2
+    """Ray says that an actor is gone."""
+    LOOP = 3
+    """A step of the loop failed."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One account of what went wrong."""
+
+    evidence: Evidence
+    ending: Ending
+
+
+Tell = Callable[[Fault], None]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One actor and what it is for."""
+
+    actor: Any
+    role: Role
+    node: str
+    name: str
+    """``trainer rank 0``, ``engine 0``."""
+
+
+async def watch_actor(member: Member, tell: Tell) -> None:
+    """One ping is always under way: it waits its turn behind work, and fails as soon as the actor is gone."""
+    while True:
+        try:
+            await asyncio.wrap_future(member.actor.ping.remote().future())
+        except RayError as error:
+            detail = f"{member.name} on {member.node} is gone ({type(error).__name__})"
+            return tell(Fault(Evidence.ACTOR, Ending(Cause.CRASHED, detail, member.role, member.node)))
+        await asyncio.sleep(POLL_S)
+
+
+async def watch_engine(member: Member, log: str, tell: Tell) -> None:
+    """Ask the engine's actor for the exit status of its server."""
+    while True:
+        try:
+            status = await asyncio.wrap_future(member.actor.poll.remote().future())
+        except RayError:
+            return None  # the actor itself is gone, which watch_actor reports
+        if status is not None:
+            detail = f"{member.name} on {member.node} ended with {describe_exit(status)}; see {log}"
+            return tell(Fault(Evidence.PROCESS, Ending(Cause.CRASHED, detail, member.role, member.node)))
+        await asyncio.sleep(POLL_S)
+
+
+def fault_of_loop(error: BaseException) -> Fault:
+    """What the loop's own exception says, for when no better witness speaks up."""
+    say("".join(traceback.format_exception(error)))
+    if isinstance(error, UserError):
+        return Fault(Evidence.LOOP, Ending(Cause.MISCONFIGURED, str(error)))
+    role = _role_of(error)
+    detail = str(error) if isinstance(error, SlimeHpcError) else f"{type(error).__name__}: {_first_line(error)}"
+    return Fault(Evidence.LOOP, Ending(Cause.CRASHED, detail, role))
+
+
+def _role_of(error: BaseException) -> Role | None:
+    if isinstance(error, EngineError):
+        return Role.ROLLOUT
+    if isinstance(error, WeightSyncError | RayActorError):
+        return None  # both sides take part; only a witness could tell
+    return None if isinstance(error, SlimeHpcError) else Role.DRIVER
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else "no message"

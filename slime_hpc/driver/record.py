@@ -1,0 +1,84 @@
+"""What the driver writes down: metrics, rollouts, heartbeat. It is the one writer of these files."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from slime_hpc.driver.deadline import say
+from slime_hpc.loop import Groups
+from slime_hpc.records import EventLog, append_jsonl, write_json
+from slime_hpc.run_dir import RunDir
+from slime_hpc.types import Sample, SampleStatus
+
+HEARTBEAT_S = 5.0
+
+
+class RunRecorder:
+    """Implements ``loop.Recorder`` on a run directory."""
+
+    def __init__(self, run: RunDir, attempt: int, log: EventLog) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._log = log
+        self._phase = "bring_up"
+        self._round = 0
+        run.rollouts.mkdir(exist_ok=True)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def phase(self, name: str, round_: int) -> None:
+        self._phase, self._round = name, round_
+
+    def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None:
+        """Append the round to metrics.jsonl after its samples are on disk."""
+        _write_samples(self._run.rollout(round_, self._attempt), groups)
+        row = {
+            "attempt": self._attempt,
+            "round": round_,
+            "step": round_ + 1,
+            "time": time.time(),
+            **rollout_metrics(groups),
+            **metrics,
+        }
+        append_jsonl(self._run.metrics, row)
+        say(f"round {round_}: reward {row['rollout/raw_reward']:.3f}")
+
+    def finished(self, groups: Groups) -> None:
+        """The answers of the exported policy, which was not trained on them."""
+        _write_samples(self._run.final_rollout(self._attempt), groups)
+        self._log("finished", model=str(self._run.model), **rollout_metrics(groups))
+
+    def _beat(self) -> None:
+        while True:
+            beat = {"time": time.time(), "attempt": self._attempt, "phase": self._phase, "round": self._round}
+            write_json(self._run.heartbeat, beat)
+            time.sleep(HEARTBEAT_S)
+
+
+def rollout_metrics(groups: Groups) -> dict[str, float]:
+    """Of one round's samples, under slime's names."""
+    samples = [sample for group in groups for sample in group]
+    return {
+        "rollout/raw_reward": _mean(float(s.reward) for s in samples if s.reward is not None),
+        "rollout/response_lengths": _mean(s.response_length for s in samples),
+        "rollout/truncated_ratio": _mean(s.status is SampleStatus.TRUNCATED for s in samples),
+        "rollout/zero_std_ratio": _mean(len({s.reward for s in group}) == 1 for group in groups),
+    }
+
+
+def _mean(values: Any) -> float:
+    return statistics.fmean(values)
+
+
+def _write_samples(path: Path, groups: Groups) -> None:
+    for group in groups:
+        for sample in group:
+            append_jsonl(path, _row(sample))
+
+
+def _row(sample: Sample) -> dict[str, Any]:
+    return {**asdict(sample), "weight_version": str(sample.weight_version)}

@@ -1,0 +1,82 @@
+"""Files that survive a kill at any moment: atomic JSON, and JSONL that tolerates a torn last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_text_atomic(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace ``path`` so that a reader sees the old text or the new, never a part; survives power loss."""
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(tmp, path)
+    fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: object, mode: int = 0o644) -> None:
+    write_text_atomic(path, json.dumps(value, indent=2) + "\n", mode)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def fsync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one row. Each file has one writer: O_APPEND is not atomic on NFS."""
+    with open(path, "ab") as file:
+        if file.tell() and _last_byte(path) != b"\n":
+            # The previous writer was killed mid-row: close its torn line, so that ours stays whole.
+            file.write(b"\n")
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows in order; a torn line (its writer was killed) is passed over. A missing file has no rows."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                continue  # a writer killed mid-append leaves one such line; the rows around it are good
+            yield row
+
+
+def _last_byte(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
+
+
+class EventLog:
+    """One process's events of one attempt: ``log("raylet_died", node="n2")`` appends a row.
+
+    Rows have ``time`` (Unix seconds), ``attempt``, ``who``, ``event`` and the given fields.
+    """
+
+    def __init__(self, path: Path, *, attempt: int, who: str) -> None:
+        self.path = path
+        self.attempt = attempt
+        self.who = who
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        row = {"time": round(time.time(), 3), "attempt": self.attempt, "who": self.who, "event": event, **fields}
+        append_jsonl(self.path, row)

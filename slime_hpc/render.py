@@ -1,0 +1,41 @@
+"""JobPlan → the whole text of its batch script. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import jinja2
+
+from slime_hpc.plan import JobPlan
+from slime_hpc.run_dir import RunDir
+from slime_hpc.slurm.directives import sbatch_directives
+
+TEMPLATE = Path(__file__).with_name("run.sbatch.j2")
+
+
+def render_script(plan: JobPlan, command: str) -> str:
+    """The script that ends with ``command``, an ``exec`` of the supervisor. UserError where an sbatch option cannot be written.
+
+    It is submitit's entry, or ``supervisor_command`` where the script is submitted by hand.
+    """
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.filters["quote"] = lambda value: shlex.quote(str(value))
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(plan=plan, directives=_directives(plan), command=command)
+
+
+def supervisor_command(plan: JobPlan) -> str:
+    """What the batch shell becomes when there is no submitit."""
+    return "exec " + shlex.join([plan.python, "-m", "slime_hpc.supervisor", str(plan.run_dir)])
+
+
+def _directives(plan: JobPlan) -> list[str]:
+    return sbatch_directives(
+        [component.options for component in plan.components],
+        name=plan.spec.name,
+        output=str(RunDir(plan.run_dir).slurm_output("%j")),
+        comment=plan.token,
+    )

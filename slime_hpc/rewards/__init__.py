@@ -1,0 +1,1 @@
+"""Rewards: the user's function, run where it can be killed."""

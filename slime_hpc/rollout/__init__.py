@@ -1,0 +1,1 @@
+"""Prompts in, samples out: the SGLang engines, their client, and generation."""

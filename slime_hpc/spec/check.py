@@ -1,0 +1,272 @@
+"""What a schema cannot see: numbers that must fit together, files that must exist, limits of this version.
+
+Each ``check_`` returns findings, with the path of the key to change; the loader adds file and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slime_hpc.errors import Finding
+from slime_hpc.spec.cluster import MAX_SCRATCH_BYTES, ClusterProfile
+from slime_hpc.spec.explain import did_you_mean, show
+from slime_hpc.spec.passthrough import SBATCH_OWNED
+from slime_hpc.spec.run import Component, Data, Environment, RunSpec
+
+Findings = Iterator[Finding]
+
+
+def check_profile(spec: RunSpec, cluster: ClusterProfile, profile_dir: Path) -> list[Finding]:
+    """Everything beyond the schema that is wrong with a run."""
+    return [
+        *check_cluster(cluster),
+        *check_shape(spec, cluster),
+        *check_component("trainer", spec.trainer, cluster),
+        *check_component("rollout", spec.rollout, cluster),
+        *check_leaks(spec),
+        *check_algorithm(spec),
+        *check_run_dir(spec.run_dir),
+        *check_model_dir(spec.model.hf_checkpoint),
+        *check_prompts(spec.data),
+        *check_reward(spec.reward.custom_rm_path, profile_dir),
+        *check_environment(spec.environment),
+    ]
+
+
+def check_cluster(cluster: ClusterProfile) -> Findings:
+    if cluster.device == "cuda":
+        yield Finding(
+            "cluster",
+            f"{cluster.name!r} has `device: cuda`, which this version has not run on yet; "
+            "use a cluster profile with `device: cpu`, such as devcluster",
+        )
+    size = len(cluster.scratch.encode())
+    if size > MAX_SCRATCH_BYTES:
+        yield Finding(
+            "cluster",
+            f"its scratch {cluster.scratch!r} has {size} bytes, but Ray's sockets need a path of at most "
+            f"{MAX_SCRATCH_BYTES}; use a shorter one, such as /tmp",
+        )
+    if not cluster.scratch.startswith("/"):
+        yield Finding("cluster", f"its scratch {cluster.scratch!r} is not an absolute path")
+
+
+def gpus_per_node(component: Component, cluster: ClusterProfile) -> int | None:
+    """What the profile says, else the partition's own number, else unknown."""
+    if component.gpus_per_node is not None:
+        return component.gpus_per_node
+    return cluster.partition(component.partition).gpus_per_node
+
+
+def cpus_per_task(component: Component, cluster: ClusterProfile) -> int | None:
+    """What the profile says, else all that a node has, else unknown."""
+    return component.cpus_per_task or cluster.partition(component.partition).cpus_per_node
+
+
+def check_shape(spec: RunSpec, cluster: ClusterProfile) -> Findings:
+    """Do nodes, GPUs, engines and tensor parallelism divide, and does this version run that many?"""
+    yield from _check_ranks(spec, gpus_per_node(spec.trainer, cluster))
+    yield from _check_engines(spec, gpus_per_node(spec.rollout, cluster))
+
+
+def _check_ranks(spec: RunSpec, gpus: int | None) -> Findings:
+    if gpus is None:
+        yield _unknown("trainer", "gpus_per_node", "GPUs", spec.trainer)
+        return
+    ranks = spec.trainer.nodes * max(1, gpus)
+    shape = f"{_count(spec.trainer.nodes, 'node')} × {_count(max(1, gpus), 'rank')} a node = {_count(ranks, 'rank')}"
+    tensor = spec.trainer.megatron.get("tensor_model_parallel_size") or 1
+    if ranks % tensor:
+        yield Finding(
+            "trainer.megatron.tensor_model_parallel_size",
+            f"{tensor} does not divide the trainer's {ranks} ({shape}); set it to a divisor of {ranks}",
+        )
+    elif ranks > 1:
+        yield Finding(
+            "trainer",
+            f"{shape}, but this version trains on one; set trainer.nodes: 1 and trainer.gpus_per_node: 1",
+        )
+
+
+def _check_engines(spec: RunSpec, gpus: int | None) -> Findings:
+    if gpus is None:
+        yield _unknown("rollout", "gpus_per_node", "GPUs", spec.rollout)
+        return
+    gpus = max(1, gpus)
+    per_engine = spec.rollout.gpus_per_engine
+    engines = spec.rollout.nodes * gpus // per_engine
+    if gpus % per_engine:
+        yield Finding(
+            "rollout.gpus_per_engine",
+            f"{per_engine} does not divide gpus_per_node ({gpus}); set one to a multiple of the other",
+        )
+    elif engines > 1 or per_engine > 1:
+        yield Finding(
+            "rollout",
+            f"{_count(spec.rollout.nodes, 'node')} × {_count(gpus, 'GPU')} a node = {_count(engines, 'engine')} of "
+            f"{_count(per_engine, 'GPU')}, but this version runs one engine on one GPU; "
+            "set rollout.nodes: 1, rollout.gpus_per_node: 1 and rollout.gpus_per_engine: 1",
+        )
+
+
+def _unknown(role: str, key: str, what: str, component: Component) -> Finding:
+    return Finding(
+        f"{role}.{key}",
+        f"is missing, and the cluster profile does not say how many {what} a node of {component.partition!r} has",
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def check_component(role: str, component: Component, cluster: ClusterProfile) -> Findings:
+    """Is it within what the cluster profile says a partition has, and are its sbatch options its own?"""
+    limits = cluster.partition(component.partition)
+    if cpus_per_task(component, cluster) is None:
+        yield _unknown(role, "cpus_per_task", "CPUs", component)
+    for key, asked, limit, what in (
+        ("nodes", component.nodes, limits.max_nodes, "nodes a job may have"),
+        ("gpus_per_node", component.gpus_per_node, limits.gpus_per_node, "GPUs a node has"),
+        ("cpus_per_task", component.cpus_per_task, limits.cpus_per_node, "CPUs a node has"),
+        ("mem", component.mem_mb, limits.mem_per_node_mb, "MB a node has"),
+    ):
+        if asked is not None and limit is not None and asked > limit:
+            yield Finding(f"{role}.{key}", f"{asked} is over the {limit} {what} in partition {component.partition!r}")
+    for option, value in component.sbatch.items():
+        yield from _check_sbatch_option(f"{role}.sbatch.{option}", option, value)
+
+
+def _check_sbatch_option(path: str, option: str, value: str | int | bool) -> Findings:
+    name = sbatch_name(option)
+    if name in SBATCH_OWNED:
+        yield Finding(path, f"may not be set here: {SBATCH_OWNED[name]}")
+    elif not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+        yield Finding(path, f"{option!r} is not the long name of an sbatch option, such as exclude")
+    elif isinstance(value, str) and not value.isprintable():
+        yield Finding(path, f"{show(value)} has a line break or control character, which sbatch cannot read")
+
+
+def sbatch_name(option: str) -> str:
+    """``ntasks_per_node`` as sbatch writes it."""
+    return option.replace("_", "-")
+
+
+def check_leaks(spec: RunSpec) -> Findings:
+    """sbatch carries some options of one component over to the next that leaves them out, and cannot undo these."""
+    for key, trainer, rollout in (
+        ("account", spec.trainer.account, spec.rollout.account or spec.account),
+        ("qos", spec.trainer.qos, spec.rollout.qos or spec.qos),
+        ("mem", spec.trainer.mem_mb, spec.rollout.mem_mb),
+    ):
+        if trainer is not None and rollout is None:
+            yield Finding(f"rollout.{key}", f"is missing: sbatch would carry trainer.{key} ({trainer}) over; set both")
+
+
+def check_algorithm(spec: RunSpec) -> Findings:
+    low, high = spec.algorithm.eps_clip, spec.algorithm.eps_clip_high
+    if not 0 < low < 1:
+        yield Finding("algorithm.eps_clip", f"{low} is not between 0 and 1: the ratio is clipped at 1 - eps_clip")
+    if high is not None and high < low:
+        yield Finding("algorithm.eps_clip_high", f"{high} is below eps_clip ({low}); leave it out to use the same")
+    if spec.sampling.n_samples_per_prompt < 2:
+        yield Finding(
+            "sampling.n_samples_per_prompt",
+            "is 1, but GRPO compares the samples of one prompt: every advantage would be 0; use 2 or more",
+        )
+
+
+def check_run_dir(run_dir: Path) -> Findings:
+    text = str(run_dir)
+    bad = [c for c in text if c in '%"\\' or not c.isprintable()]
+    if bad:
+        yield Finding(
+            "run_dir",
+            f"{show(text)} has {show(bad[0])}, which Slurm's output option cannot take; choose another name",
+        )
+
+
+def check_model_dir(path: Path) -> Findings:
+    """Files only: what they hold is the engines' matter."""
+    key = "model.hf_checkpoint"
+    if not path.exists():
+        hint = f"download it, for example: hf download Qwen/Qwen3-0.6B --local-dir {path}"
+        yield Finding(key, f"{path} does not exist; {hint}")
+        return
+    if not path.is_dir():
+        yield Finding(key, f"{path} is not a directory; name the one that holds config.json")
+        return
+    for name in ("config.json", "*.safetensors", "tokenizer.json"):
+        if not any(path.glob(name)):
+            yield Finding(key, f"{path} has no {name}; copy it from where the model came from")
+
+
+def check_prompts(data: Data) -> Findings:
+    """The file is there, and its first line has the keys; the rest is read by the driver."""
+    key, path = "data.prompt_data", data.prompt_data
+    try:
+        with open(path, encoding="utf-8") as file:
+            line = file.readline()
+        row = json.loads(line)
+    except OSError as e:
+        yield Finding(key, f"{path} cannot be read: {e.strerror}")
+        return
+    except ValueError:
+        yield Finding(key, f"{path} has no JSON object in its first line; it needs one a line, with a prompt each")
+        return
+    for name in filter(None, (data.input_key, data.label_key)):
+        if not isinstance(row, dict) or name not in row:
+            option = "input_key" if name == data.input_key else "label_key"
+            yield Finding(f"data.{option}", f"{name!r} is not a key of the first line of {path}")
+
+
+def check_reward(dotted: str, profile_dir: Path) -> Findings:
+    """Can the function be found? Without importing it: it may need what a login node has not."""
+    key = "reward.custom_rm_path"
+    module, _, function = dotted.rpartition(".")
+    if not all(part.isidentifier() for part in dotted.split(".")) or not module:
+        yield Finding(key, f"{dotted!r} is not of the form module.function, such as reward.grade")
+        return
+    file = _module_file(module, profile_dir)
+    if file is None:
+        if importlib.util.find_spec(module.split(".")[0]) is None:
+            yield Finding(key, f"no module {module!r}: neither {profile_dir}/{module}.py nor one that is installed")
+        return
+    try:
+        names = _top_level_names(ast.parse(file.read_bytes()))
+    except (SyntaxError, ValueError) as e:
+        yield Finding(key, f"{file} is not valid Python: {e}")
+        return
+    if function not in names:
+        yield Finding(key, f"{file} defines no {function!r}{did_you_mean(function, names)}")
+
+
+def _module_file(module: str, profile_dir: Path) -> Path | None:
+    base = profile_dir.joinpath(*module.split("."))
+    return next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    return names
+
+
+def check_environment(environment: Environment) -> Findings:
+    for name in environment.variables:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Finding(f"environment.variables.{name}", f"{name!r} is not a name the shell can export")
+    for i, module in enumerate(environment.modules):
+        if not re.fullmatch(r"\S+", module):
+            yield Finding(f"environment.modules.{i}", f"{module!r} is not a module name: it is empty or has spaces")

@@ -1,0 +1,206 @@
+"""A profile file and its overrides → a checked RunSpec. Reads files, writes none; imports no engine.
+
+Every problem is reported at once, each with file and line, dotted path, value, rule and next step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from slime_hpc.errors import Finding, ProfileError
+from slime_hpc.spec.check import check_profile
+from slime_hpc.spec.cluster import ClusterProfile
+from slime_hpc.spec.explain import did_you_mean, keys_of, show, validate
+from slime_hpc.spec.passthrough import (
+    MEGATRON_OWNED,
+    SGLANG_OWNED,
+    MegatronArgs,
+    SglangArgs,
+)
+from slime_hpc.spec.run import RunSpec
+from slime_hpc.spec.yaml_tree import KeyPath, Tree, parse_value, parse_yaml
+
+PATH_KEYS: tuple[KeyPath, ...] = (("run_dir",), ("model", "hf_checkpoint"), ("data", "prompt_data"))
+"""Relative ones are taken from the profile's directory; ``~`` and ``$VARIABLES`` are expanded."""
+
+PASSTHROUGH: tuple[tuple[KeyPath, type[BaseModel], dict[str, str]], ...] = (
+    (("trainer", "megatron"), MegatronArgs, MEGATRON_OWNED),
+    (("rollout", "sglang"), SglangArgs, SGLANG_OWNED),
+)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile that passed every check, and where it came from."""
+
+    path: Path
+    text: str
+    spec: RunSpec
+    cluster: ClusterProfile
+    tree: Tree
+
+    @property
+    def directory(self) -> Path:
+        return self.path.parent
+
+    def require_none(self, findings: Iterable[Finding]) -> None:
+        """ProfileError with the file and line of each finding, if there is any."""
+        located = [_at(finding, self.tree) for finding in findings]
+        if located:
+            raise ProfileError(_in_order(located))
+
+
+def load_profile(path: Path, *, sets: Sequence[str] = (), flags: Sequence[str] = ()) -> Profile:
+    """Read, override, validate and cross-check; ProfileError holds everything found.
+
+    ``sets`` are ``a.b=c`` texts, ``flags`` trailing ``--sglang-…`` and Megatron options with their values.
+    """
+    path = Path(os.path.abspath(path))
+    text = _read_text(path)
+    tree = parse_yaml(text, _short(path))
+    apply_sets(tree, sets)
+    apply_flags(tree, flags)
+    findings = _resolve_paths(tree, path.parent)
+    spec, more = validate(RunSpec, tree)
+    findings += more + _check_passthrough(tree)
+    cluster, more = _find_cluster(tree, path.parent)
+    findings += more
+    if spec is not None and cluster is not None:
+        findings += [_at(finding, tree) for finding in check_profile(spec, cluster, path.parent)]
+    if findings or spec is None or cluster is None:
+        raise ProfileError(_in_order(findings))
+    return Profile(path, text, spec, cluster, tree)
+
+
+def _find_cluster(tree: Tree, base: Path) -> tuple[ClusterProfile | None, list[Finding]]:
+    name = tree.get(("cluster",))
+    if not isinstance(name, str):
+        return None, []  # missing or of a wrong type: the schema says so
+    try:
+        return load_cluster(name, base), []
+    except ProfileError as e:
+        return None, [_at(finding, tree) for finding in e.findings]
+
+
+def load_cluster(name: str, base: Path) -> ClusterProfile:
+    """A shipped cluster profile by name, or any by path (one with a slash, or ending in .yaml)."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = base / _expand(name)
+    else:
+        path = shipped_cluster_profiles() / f"{name}.yaml"
+        known = [p.stem for p in path.parent.glob("*.yaml")]
+        if name not in known:
+            raise ProfileError([Finding("cluster", f"no cluster profile is named {name!r}{did_you_mean(name, known)}")])
+    tree = parse_yaml(_read_text(path), _short(path))
+    cluster, findings = validate(ClusterProfile, tree)
+    if findings or cluster is None:
+        raise ProfileError(findings)
+    return cluster
+
+
+def shipped_cluster_profiles() -> Path:
+    """Inside the package of a wheel; beside it in a source tree."""
+    package = Path(__file__).parents[1]
+    inside = package / "cluster_profiles"
+    return inside if inside.is_dir() else package.parent / "cluster_profiles"
+
+
+def apply_sets(tree: Tree, sets: Sequence[str]) -> None:
+    """``rollout.nodes=8`` over what the file says; values follow the file's scalar rules, lists and all."""
+    for text in sets:
+        origin = f"--set {text}"
+        dotted, equals, value = text.partition("=")
+        if not equals or not all(dotted.split(".")):
+            raise ProfileError([Finding("", "is not of the form key.subkey=value", origin)])
+        tree.set(tuple(dotted.split(".")), parse_value(value, origin), origin)
+
+
+def apply_flags(tree: Tree, flags: Sequence[str]) -> None:
+    """``--sglang-mem-fraction-static 0.8 --weight-decay=0.1``, over what the file says."""
+    destinations = _flag_destinations()
+    words = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
+    while words:
+        flag = words.pop(0)
+        if flag not in destinations:
+            raise ProfileError([Finding("", f"not an option that this version applies{did_you_mean(flag, destinations)}", flag)])
+        if not words or words[0].startswith("--"):
+            raise ProfileError([Finding("", "needs a value", flag)])
+        tree.set(destinations[flag], parse_value(words.pop(0), flag), flag)
+
+
+def _flag_destinations() -> dict[str, KeyPath]:
+    prefixes = {"megatron": "--", "sglang": "--sglang-"}
+    return {
+        prefixes[parents[-1]] + key.replace("_", "-"): (*parents, key)
+        for parents, model, owned in PASSTHROUGH
+        for key in (*keys_of(model), *owned)
+    }
+
+
+def _check_passthrough(tree: Tree) -> list[Finding]:
+    findings: list[Finding] = []
+    for path, model, owned in PASSTHROUGH:
+        if isinstance(tree.get(path), dict):
+            findings += validate(model, tree, path, owned)[1]
+    return findings
+
+
+def _resolve_paths(tree: Tree, base: Path) -> list[Finding]:
+    findings = []
+    for key in PATH_KEYS:
+        text = tree.get(key)
+        if not isinstance(text, str):
+            continue  # missing or of a wrong type: the schema says so
+        expanded = _expand(text)
+        unset = re.search(r"^~|\$(?:\w+|\{)", expanded)
+        if unset or not text:
+            reason = f"{unset[0]} is not known here" if unset else "is empty"
+            findings.append(Finding(".".join(key), f"{show(text)}: {reason}; write the path out", tree.where(key)))
+        else:
+            tree.set(key, os.path.normpath(base / expanded), tree.where(key))
+    return findings
+
+
+def _expand(text: str) -> str:
+    return os.path.expandvars(os.path.expanduser(text))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        reason = "does not exist"
+    except IsADirectoryError:
+        reason = f"is a directory; name a file in it, such as {path / 'profile.yaml'}"
+    except UnicodeDecodeError:
+        reason = "is not a text file"
+    except OSError as e:
+        reason = f"cannot be read: {e.strerror}"
+    raise ProfileError([Finding("", reason, _short(path))])
+
+
+def _short(path: Path) -> str:
+    """Relative to the working directory where it lies below it: easier to read, and to click on."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _at(finding: Finding, tree: Tree) -> Finding:
+    path = tuple(finding.path.split(".")) if finding.path else ()
+    return finding if finding.where else dataclasses.replace(finding, where=tree.where(path))
+
+
+def _in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """As they stand in the file."""
+
+    def line(finding: Finding) -> tuple[str, int]:
+        file, _, number = finding.where.rpartition(":")
+        return (file, int(number)) if number.isdigit() else (finding.where, 0)
+
+    return sorted(findings, key=line)

@@ -1,0 +1,288 @@
+"""How a run stands: a pure join of what its directory holds and what Slurm says of its job."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from slime_hpc.errors import ClusterError, UserError
+from slime_hpc.plan import JobPlan
+from slime_hpc.records import read_json, read_jsonl
+from slime_hpc.run_dir import RunDir
+from slime_hpc.slurm.commands import Slurm
+from slime_hpc.slurm.parse import AccountingRow, QueueRow
+from slime_hpc.types import JobId, JobState
+
+State = Literal["pending", "running", "stalled", "ended"]
+Verdict = Literal["ok", "waiting", "stalled", "finished", "stopped", "cancelled", "failed", "unknown"]
+
+STALLED_AFTER_S = 600.0
+"""A running job whose driver has said nothing for this long is called stalled."""
+
+_CAUSE_OF_STATE = {
+    "CANCELLED": "cancelled",
+    "TIMEOUT": "time_limit",
+    "DEADLINE": "time_limit",
+    "PREEMPTED": "preempted",
+    "NODE_FAIL": "node_failure",
+    "BOOT_FAIL": "node_failure",
+    "FAILED": "crashed",
+    "OUT_OF_MEMORY": "crashed",
+}
+_VERDICT_OF_CAUSE: dict[str, Verdict] = {
+    "finished": "finished",
+    "stopped": "stopped",
+    "cancelled": "cancelled",
+    "unknown": "unknown",
+}
+"""Every other cause is a failure."""
+
+_NEVER_STARTS = {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
+"""Reasons that no waiting will cure."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a run directory holds."""
+
+    run: RunDir
+    plans: tuple[JobPlan, ...]
+    """One an attempt, oldest first."""
+    submitted: dict[str, Any] | None
+    ended: dict[int, dict[str, Any]]
+    """``ended.json`` by attempt."""
+    heartbeat: dict[str, Any] | None
+    last_round: dict[str, Any] | None
+    """The newest row of metrics."""
+
+    @property
+    def plan(self) -> JobPlan:
+        return self.plans[-1]
+
+
+@dataclass(frozen=True)
+class ComponentState:
+    """One component of the job as Slurm shows it, in its queue or in its accounts."""
+
+    state: JobState
+    reason: str
+    start: float | None
+    end: float | None
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What Slurm says of a run's job. ``components`` is empty where it knows nothing of it."""
+
+    job_id: JobId | None
+    components: dict[int, ComponentState]
+    problem: str = ""
+    """Why Slurm could not be asked."""
+
+
+@dataclass(frozen=True)
+class AttemptStatus:
+    number: int
+    job_id: str | None
+    state: str | None
+    """Slurm's word for the leader's state."""
+    started: float | None
+    ended: float | None
+    cause: str | None
+    detail: str | None
+    gpu_hours: float | None
+
+
+@dataclass(frozen=True)
+class StatusReport:
+    """What ``slime-hpc status`` shows; ``--json`` prints exactly these fields. Times are Unix seconds."""
+
+    run_dir: str
+    name: str
+    state: State
+    verdict: Verdict
+    why: str
+    next_step: str | None
+    round: int | None
+    num_rollout: int
+    reward: float | None
+    pending: dict[str, str]
+    """Slurm's reason by role, while the job waits."""
+    attempts: tuple[AttemptStatus, ...]
+
+
+def load_status(run: RunDir, slurm: Slurm) -> StatusReport:
+    """Read the directory, ask Slurm, join."""
+    records = read_records(run)
+    return join_status(records, query_job(records, slurm), now=time.time())
+
+
+def read_records(run: RunDir) -> Records:
+    """UserError where ``run`` is not a run directory."""
+    plans = tuple(_read_plan(attempt.plan) for attempt in run.all_attempts() if attempt.plan.exists())
+    if not plans:
+        hint = "; is the run's directory meant? The profile names it as run_dir" if run.path.is_file() else ""
+        raise UserError(f"{run.path} is not a run directory: it has no attempts/0001/plan.json{hint}")
+    rows = list(read_jsonl(run.metrics))
+    return Records(
+        run=run,
+        plans=plans,
+        submitted=read_json(run.submit) if run.submit.exists() else None,
+        ended={a.number: read_json(a.ended) for a in run.all_attempts() if a.ended.exists()},
+        heartbeat=read_json(run.heartbeat) if run.heartbeat.exists() else None,
+        last_round=rows[-1] if rows else None,
+    )
+
+
+def _read_plan(path: Any) -> JobPlan:
+    try:
+        return JobPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as e:
+        raise UserError(f"{path} was written by another version of slime-hpc: {e.errors()[0]['msg']}") from e
+
+
+def query_job(records: Records, slurm: Slurm) -> JobFacts:
+    """The job by its recorded id; where the client died before it recorded one, by the plan's token."""
+    try:
+        job_id = recorded_job_id(records) or find_job_id(records, slurm)
+        if job_id is None:
+            return JobFacts(None, {})
+        return JobFacts(job_id, _components(slurm.queue([job_id])) or _components(slurm.accounting([job_id]) or []))
+    except ClusterError as e:
+        # The directory alone still says much; the report says that Slurm was not heard.
+        return JobFacts(recorded_job_id(records), {}, problem=str(e))
+
+
+def recorded_job_id(records: Records) -> JobId | None:
+    if records.submitted is None:
+        return None
+    return JobId.parse(";".join(filter(None, (records.submitted["job_id"], records.submitted["cluster"]))))
+
+
+def find_job_id(records: Records, slurm: Slurm) -> JobId | None:
+    rows = slurm.find(records.plan.token)
+    return rows[0].job_id.leader if rows else None
+
+
+def _components(rows: Sequence[QueueRow | AccountingRow]) -> dict[int, ComponentState]:
+    return {
+        row.job_id.component: ComponentState(
+            row.state, row.reason if isinstance(row, QueueRow) else "", row.start, row.end
+        )
+        for row in rows
+        if row.job_id.component is not None  # sacct's bare row of a het job is transient, and wrong
+    }
+
+
+def join_status(records: Records, job: JobFacts, now: float) -> StatusReport:
+    """The report, from facts alone."""
+    attempts = tuple(_attempt(records, plan, job, now) for plan in records.plans)
+    last = records.last_round or {}
+    state, verdict, why, next_step = _judge(records, job, attempts[-1], now)
+    return StatusReport(
+        run_dir=str(records.run.path),
+        name=records.plan.spec.name,
+        state=state,
+        verdict=verdict,
+        why=why,
+        next_step=next_step,
+        round=last.get("round"),
+        num_rollout=records.plan.spec.num_rollout,
+        reward=last.get("rollout/raw_reward"),
+        pending=_pending_reasons(records.plan, job) if state == "pending" else {},
+        attempts=attempts,
+    )
+
+
+def _attempt(records: Records, plan: JobPlan, job: JobFacts, now: float) -> AttemptStatus:
+    ended = records.ended.get(plan.attempt)
+    leader = job.components.get(0) if plan is records.plan else None
+    blank = AttemptStatus(plan.attempt, str(job.job_id) if job.job_id else None, None, None, None, None, None, None)
+    if leader is not None:
+        blank = dataclasses.replace(blank, state=str(leader.state))
+    if ended is not None:
+        started, stop = ended["started"], ended["ended"]
+        blank = dataclasses.replace(blank, cause=ended["cause"], detail=ended["detail"])
+    elif leader is None or leader.state.is_pending:
+        return blank  # a pending job's start is a forecast
+    elif leader.state.is_over:
+        started, stop = leader.start, leader.end
+        cause, detail = _cause_by_slurm(records, job, leader)
+        blank = dataclasses.replace(blank, cause=cause, detail=detail)
+    else:
+        started, stop = leader.start, None
+    hours = None if started is None else plan.gpus * max(0.0, (stop or now) - started) / 3600
+    return dataclasses.replace(blank, started=started, ended=stop, gpu_hours=hours)
+
+
+def _cause_by_slurm(records: Records, job: JobFacts, leader: ComponentState) -> tuple[str, str]:
+    cause = _CAUSE_OF_STATE.get(leader.state.name, "unknown")
+    output = records.run.slurm_output(str(job.job_id))
+    detail = f"Slurm says {leader.state}; the supervisor left no record of its end (its output is in {output})"
+    return cause, detail
+
+
+Judgement = tuple[State, Verdict, str, str | None]
+
+
+def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) -> Judgement:
+    logs = f"slime-hpc logs {records.run.path}"
+    leader = job.components.get(0)
+    if attempt.cause is not None:
+        verdict = _VERDICT_OF_CAUSE.get(attempt.cause, "failed")
+        return "ended", verdict, attempt.detail or attempt.cause, logs if verdict in ("failed", "unknown") else None
+    if job.problem:
+        return _last_known(records), "unknown", f"Slurm could not be asked: {job.problem}", None
+    if job.job_id is None:
+        why = "no job was recorded, and Slurm knows none with this run's token: it was never submitted"
+        return "ended", "unknown", why, f"remove {records.run.path} and submit again"
+    if leader is None:
+        why = f"Slurm no longer knows job {job.job_id}, and the supervisor left no record of its end"
+        return "ended", "unknown", why, logs
+    if leader.state.is_pending:
+        return _judge_pending(records, job)
+    if leader.state.is_running:
+        return _judge_running(records, leader, now)
+    return _last_known(records), "unknown", f"Slurm says {leader.state}, a state this version does not know", None
+
+
+def _last_known(records: Records) -> State:
+    return "running" if records.heartbeat else "pending"
+
+
+def _pending_reasons(plan: JobPlan, job: JobFacts) -> dict[str, str]:
+    return {
+        str(component.role): job.components[component.index].reason
+        for component in plan.components
+        if component.index in job.components
+    }
+
+
+def _judge_pending(records: Records, job: JobFacts) -> Judgement:
+    reasons = _pending_reasons(records.plan, job)
+    told = ", ".join(f"{role} {reason}" for role, reason in reasons.items())
+    bad = [role for role, reason in reasons.items() if reason in _NEVER_STARTS]
+    if bad:
+        why = f"job {job.job_id} cannot start as it is: Slurm's reason is {told}"
+        hint = f"`slime-hpc cancel {records.run.path}`, mend {bad[0]} in the profile, submit to another run_dir"
+        return "pending", "waiting", why, hint
+    return "pending", "waiting", f"job {job.job_id} is in the queue: Slurm's reason is {told}", None
+
+
+def _judge_running(records: Records, leader: ComponentState, now: float) -> Judgement:
+    beat = records.heartbeat or {}
+    heard = max(beat.get("time", 0.0), leader.start or 0.0)
+    silence = f"{now - heard:.0f} s ago"
+    if not beat:
+        why = f"the job runs since {silence}, its driver has not reported yet"
+    else:
+        where = "" if beat["round"] is None else f"round {beat['round']} of {records.plan.spec.num_rollout}: "
+        why = f"{where}{beat['phase']}, reported {silence}"
+    if now - heard > STALLED_AFTER_S:
+        return "stalled", "stalled", why, f"slime-hpc logs {records.run.path} driver"
+    return "running", "ok", why, None

@@ -1,0 +1,219 @@
+"""A checked profile → a run directory and a job: the one side effect between a profile and Slurm."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slime_hpc import __version__
+from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
+from slime_hpc.plan import JobPlan, new_plan
+from slime_hpc.records import read_json, write_json, write_text_atomic
+from slime_hpc.render import render_script, supervisor_command
+from slime_hpc.run_dir import RunDir
+from slime_hpc.slurm.commands import Slurm
+from slime_hpc.slurm.executor import HetJob, HetSlurmExecutor
+from slime_hpc.slurm.parse import PartitionRow
+from slime_hpc.spec.explain import did_you_mean
+from slime_hpc.spec.load import Profile
+from slime_hpc.spec.values import format_time
+from slime_hpc.types import JobId
+
+Entry = Callable[[str, int], None]
+"""``slime_hpc.supervisor.main.supervise``: run directory and attempt."""
+
+
+@dataclass(frozen=True)
+class SubmitRecord:
+    """What ``submit.json`` holds."""
+
+    run_dir: str
+    attempt: int
+    job_id: str
+    cluster: str | None
+    """Where sbatch named one (multi-cluster submission)."""
+    token: str
+    submitted: float
+    """Unix seconds."""
+    tool_version: str = __version__
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What would be submitted."""
+
+    plan: JobPlan
+    script: str
+    unchecked: str
+    """Why Slurm was not asked about it; empty where it was, and accepts it."""
+
+
+def submit_dry_run(profile: Profile, slurm: Slurm) -> DryRun:
+    """Everything ``submit_run`` does, short of writing and submitting."""
+    require_free(RunDir(profile.spec.run_dir))
+    plan = new_plan(profile)
+    script = render_script(plan, supervisor_command(plan))
+    try:
+        profile.require_none(check_partitions(plan, slurm.partitions()))
+        with tempfile.NamedTemporaryFile("w", suffix=".sbatch") as file:
+            file.write(script)
+            file.flush()
+            slurm.check(Path(file.name))
+    except SlurmCommandError as e:
+        raise _refusal(e, plan) from e
+    except ClusterError as e:
+        return DryRun(plan, script, unchecked=str(e))  # a laptop without Slurm may still look at the script
+    return DryRun(plan, script, unchecked="")
+
+
+def submit_run(profile: Profile, slurm: Slurm, entry: Entry) -> SubmitRecord:
+    """Make the run directory and queue the job.
+
+    Where Slurm refuses it, nothing is left behind. Where it cannot be told whether Slurm has it, the directory
+    stays, and ``status`` finds the job by its token.
+    """
+    run = RunDir(profile.spec.run_dir)
+    require_free(run)
+    plan = new_plan(profile)
+    profile.require_none(check_partitions(plan, slurm.partitions()))
+    render_script(plan, supervisor_command(plan))  # refuses an sbatch option before anything is written
+    made = _claim(run)
+    try:
+        _write_attempt(run, plan, profile)
+    except OSError as e:
+        _undo(run, made)
+        raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
+    try:
+        job_id = _submit(run, plan, slurm, entry)
+    except SlurmCommandError as e:
+        _undo(run, made)
+        raise _refusal(e, plan) from e
+    except ClusterError as e:
+        hint = f"Its run directory is kept; `slime-hpc status {run.path}` tells whether there is a job."
+        raise ClusterError(f"{e}\n{hint}") from e
+    record = SubmitRecord(str(run.path), plan.attempt, str(job_id), job_id.cluster, plan.token, time.time())
+    write_json(run.submit, dataclasses.asdict(record))
+    return record
+
+
+def check_partitions(plan: JobPlan, partitions: Sequence[PartitionRow]) -> Iterator[Finding]:
+    """Is each component within what Slurm says of its partition? It may accept what then waits for ever."""
+    known = {row.name: row for row in partitions}
+    for component in plan.components:
+        key, row = str(component.role), known.get(component.partition)
+        if row is None:
+            hint = did_you_mean(component.partition, known)
+            yield Finding(f"{key}.partition", f"Slurm has no partition {component.partition!r} here{hint}")
+            continue
+        nodes = row.total_nodes if row.max_nodes is None else min(row.max_nodes, row.total_nodes)
+        if component.nodes > nodes:
+            yield Finding(f"{key}.nodes", f"{component.nodes} is over the {nodes} that partition {row.name!r} allows")
+        if row.max_time_s is not None and component.time_limit_s > row.max_time_s:
+            asked, limit = format_time(component.time_limit_s), format_time(row.max_time_s)
+            yield Finding(f"{key}.time_limit", f"{asked} is over the {limit} that partition {row.name!r} allows")
+        account = component.options.get("account")
+        if account is not None and row.allow_accounts != "ALL" and account not in row.allow_accounts.split(","):
+            yield Finding(f"{key}.account", f"{account!r} may not use partition {row.name!r}, {row.allow_accounts} may")
+
+
+def require_free(run: RunDir) -> None:
+    """UserError where something is in the run directory already."""
+    if not run.path.exists():
+        return
+    if not run.path.is_dir():
+        raise UserError(f"run_dir {run.path} is a file; choose another")
+    if run.attempts.exists():
+        raise _in_use(run)
+    found = sorted(path.name for path in run.path.iterdir())
+    if found:
+        raise UserError(
+            f"run_dir {run.path} is not empty (it holds {', '.join(found[:3])}{', …' if found[3:] else ''}), and is no "
+            "run of slime-hpc's; nothing in it was touched. Choose a new or empty directory"
+        )
+
+
+def _in_use(run: RunDir) -> UserError:
+    owner = "a run whose job was not recorded"
+    if run.submit.exists():
+        record = read_json(run.submit)
+        when = datetime.datetime.fromtimestamp(record["submitted"]).strftime("%Y-%m-%d %H:%M")
+        owner = f"job {record['job_id']}, submitted {when}"
+    return UserError(
+        f"run_dir {run.path} is in use by {owner}; nothing in it was touched. `slime-hpc status {run.path}` shows how "
+        "it stands; for a new run choose another directory (run_dir in the profile, or --set run_dir=…)"
+    )
+
+
+def _claim(run: RunDir) -> list[Path]:
+    """Make the directory ours; of two submissions at once one wins. Returns what was made, innermost first."""
+    made = [path for path in (run.path, *run.path.parents) if not path.exists()]
+    try:
+        run.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run.attempts.mkdir()
+        run.path.chmod(0o700)
+    except FileExistsError as e:
+        raise _in_use(run) from e
+    except OSError as e:
+        raise UserError(f"run_dir {run.path} cannot be made: {e.strerror}; choose another") from e
+    return made
+
+
+def _write_attempt(run: RunDir, plan: JobPlan, profile: Profile) -> None:
+    attempt = run.attempt(plan.attempt)
+    attempt.path.mkdir()
+    attempt.logs.mkdir()
+    attempt.secrets.mkdir(mode=0o700)
+    write_text_atomic(run.profile, profile.text)
+    spec: dict[str, Any] = plan.spec.model_dump(mode="json")
+    write_json(run.spec, {"schema_version": plan.schema_version, "tool_version": plan.tool_version, "spec": spec})
+    write_text_atomic(attempt.plan, plan.model_dump_json(indent=2) + "\n")
+
+
+def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
+    attempt = run.attempt(plan.attempt)
+
+    def script(command: str) -> str:
+        text = render_script(plan, command)
+        write_text_atomic(attempt.script, text)
+        return text
+
+    executor = HetSlurmExecutor(
+        folder=attempt.submitit,
+        components=[component.options for component in plan.components],
+        slurm=slurm,
+        script=script,
+        output=run.slurm_output("%j"),
+        token=plan.token,
+        python=plan.python,
+    )
+    job = executor.submit(entry, str(run.path), plan.attempt)
+    assert isinstance(job, HetJob)
+    return job.watcher.job(job.job_id)
+
+
+def _undo(run: RunDir, made: Sequence[Path]) -> None:
+    """Remove what ``_claim`` and the rest made. The directory was empty before, so all in it is ours."""
+    for path in run.path.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in made:
+        if any(path.iterdir()):
+            return  # a parent that somebody else has begun to use meanwhile
+        path.rmdir()
+
+
+def _refusal(error: SlurmCommandError, plan: JobPlan) -> ClusterError:
+    asked = "\n".join(
+        f"  {component.role}: " + " ".join(f"--{option}={value}" for option, value in component.options.items())
+        for component in plan.components
+    )
+    return ClusterError(
+        f"Slurm refused the job: {error.stderr}\nAsked for:\n{asked}\n"
+        "Nothing was submitted and nothing is left behind: mend the profile and run the same command again"
+    )

@@ -1,0 +1,204 @@
+"""Our process on every node: starts its raylet, passes Slurm's notices on, reports a death, ends the node."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from slime_hpc.errors import ClusterError, DeadlineExceeded
+from slime_hpc.plan import ComponentPlan, JobPlan
+from slime_hpc.records import EventLog, read_json, write_json
+from slime_hpc.run_dir import AttemptDir, RunDir
+from slime_hpc.supervisor.address import free_ports, node_name, own_address
+from slime_hpc.supervisor.cause import describe_exit
+from slime_hpc.supervisor.control import ControlServer, send
+from slime_hpc.supervisor.raylet import RayletConfig, start_raylet
+from slime_hpc.supervisor.signals import block_notices, watch_blocked_notices
+from slime_hpc.supervisor.sweep import descendants, sweep, tag
+from slime_hpc.types import Role
+
+HEAD_TIMEOUT_S = 300.0
+"""For the head's GCS to listen, cold imports over a shared file system included."""
+RAYLET_TIMEOUT_S = 120.0
+POLL_S = 0.2
+T = TypeVar("T")
+
+
+class StopRequested(Exception):
+    """The supervisor wants this node ended."""
+
+
+class Agent:
+    """One node of one attempt."""
+
+    def __init__(self, plan: JobPlan, attempt: AttemptDir, role: Role) -> None:
+        self._plan = plan
+        self._attempt = attempt
+        self._role = role
+        self._node = node_name()
+        nodes: dict[str, list[str]] = read_json(attempt.allocation)
+        head, first_rollout = nodes[Role.TRAINER][0], nodes[Role.ROLLOUT][0]
+        self._is_head = self._node == head
+        self._host = own_address(first_rollout if self._is_head else head)
+        self._tag = tag(plan.token, plan.attempt, self._node)
+        self._log = EventLog(attempt.events(f"agent-{self._node}"), attempt=plan.attempt, who=f"agent-{self._node}")
+        self._temp_dir = Path(plan.cluster.scratch) / f"shpc-{hashlib.sha256(self._tag.encode()).hexdigest()[:12]}"
+        self._stops: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._control_token = attempt.control_token.read_text(encoding="utf-8")
+        self._control = ControlServer(self._host, self._control_token, self._handle)
+
+    def run(self) -> int:
+        """Until told to stop (0), or the raylet is gone (1)."""
+        self._temp_dir.mkdir(mode=0o700)
+        try:
+            raylet = self._start()
+            watch_blocked_notices(self._pass_on)
+            return self._watch(raylet)
+        except StopRequested as request:
+            self._log("stopping", reason=str(request))
+            return 0
+        except ClusterError as error:
+            self._report("raylet_failed", str(error))
+            return 1
+        finally:
+            left = sweep(self._tag, timeout_s=5.0)
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+            self._log("swept", left=left)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        (gcs_port,) = free_ports(self._host, 1)
+        process = start_raylet(
+            RayletConfig(
+                host=self._host,
+                head=None if self._is_head else self._await_head(),
+                gcs_port=gcs_port,
+                cpus=self._component.cpus_per_task,
+                resources={self._role.value: self._places},
+                temp_dir=self._temp_dir,
+                token_file=self._attempt.ray_token,
+                tag=self._tag,
+            ),
+            self._attempt.log(f"ray-{self._node}"),
+        )
+        if self._is_head:
+            self._await_port(process, gcs_port)
+            write_json(self._attempt.ray_head, {"address": f"{self._host}:{gcs_port}"})
+        raylet = self._await_raylet(process)
+        pids = {"agent": os.getpid(), "ray_start": process.pid, "raylet": raylet.pid}
+        write_json(
+            self._attempt.node(self._node),
+            {"node": self._node, "role": self._role, "host": self._host, "control": self._control.address, **pids},
+        )
+        self._log("raylet_up", role=self._role, host=self._host, **pids)
+        return process
+
+    @property
+    def _component(self) -> ComponentPlan:
+        return self._plan.trainer if self._role is Role.TRAINER else self._plan.rollout
+
+    @property
+    def _places(self) -> int:
+        return self._component.processes_per_node if self._role is Role.TRAINER else self._plan.engines_per_node
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> int:
+        while True:
+            self._obey()
+            if (returncode := process.poll()) is not None:
+                self._report("raylet_died", f"the raylet of {self._node} ended ({describe_exit(returncode)})")
+                return 1
+            time.sleep(POLL_S)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if message["type"] == "stop":
+            self._stops.put(message["reason"])
+
+    def _obey(self) -> None:
+        if not self._stops.empty():
+            raise StopRequested(self._stops.get())
+
+    def _report(self, event: str, detail: str) -> None:
+        """Log it, and tell the driver, whose decision it is."""
+        self._log(event, role=self._role, node=self._node, detail=detail)
+        self._tell_driver({"type": event, "role": self._role, "node": self._node, "detail": detail})
+
+    def _pass_on(self, notice: signal.Signals) -> None:
+        self._log("notice", signal=notice.name)
+        write_json(self._attempt.notice(self._node), {"signal": notice.name, "time": time.time()})
+        self._tell_driver({"type": "notice", "node": self._node, "signal": notice.name})
+
+    def _tell_driver(self, message: dict[str, Any]) -> None:
+        try:
+            host, port = read_json(self._attempt.driver_control)["control"]
+            send((host, port), self._control_token, message)
+        except (OSError, ClusterError) as error:
+            self._log("driver_not_told", error=str(error))  # it has ended, or sees for itself; the event stands
+
+    def _await_head(self) -> str:
+        def address() -> str | None:
+            return str(read_json(self._attempt.ray_head)["address"]) if self._attempt.ray_head.exists() else None
+
+        return self._await(address, "the address of the Ray head", HEAD_TIMEOUT_S)
+
+    def _await_port(self, process: subprocess.Popen[bytes], port: int) -> None:
+        def listens() -> bool:
+            self._require_running(process)
+            with socket.socket() as probe:
+                return probe.connect_ex((self._host, port)) == 0
+
+        self._await(listens, f"Ray's GCS on {self._host}:{port}", HEAD_TIMEOUT_S)
+
+    def _await_raylet(self, process: subprocess.Popen[bytes]) -> psutil.Process:
+        def raylet() -> psutil.Process | None:
+            self._require_running(process)
+            return next(iter(descendants(process.pid, ["raylet"])), None)
+
+        return self._await(raylet, "the raylet process", RAYLET_TIMEOUT_S)
+
+    def _require_running(self, process: subprocess.Popen[bytes]) -> None:
+        if (returncode := process.poll()) is not None:
+            log = self._attempt.log(f"ray-{self._node}")
+            raise ClusterError(f"`ray start` ended on {self._node} ({describe_exit(returncode)}); see {log}")
+
+    def _await(self, look: Callable[[], T | None], what: str, timeout_s: float) -> T:
+        """What ``look()`` returns once it is not empty; StopRequested in between."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := look()):
+            self._obey()
+            if self._attempt.stop.exists():
+                raise StopRequested(read_json(self._attempt.stop)["reason"])
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"{self._node}: {what} did not appear within {timeout_s:.0f} s")
+            time.sleep(POLL_S)
+        return found
+
+
+def main(argv: list[str]) -> int:
+    """``python -m slime_hpc.supervisor.agent RUN_DIR ATTEMPT ROLE``, by srun on each node."""
+    run_dir, number, role = argv
+    block_notices()
+    attempt = RunDir(Path(run_dir)).attempt(int(number))
+    _redirect_output(attempt.log(f"agent-{node_name()}"))
+    plan = JobPlan.model_validate_json(attempt.plan.read_text(encoding="utf-8"))
+    return Agent(plan, attempt, Role(role)).run()
+
+
+def _redirect_output(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, sys.stdout.fileno())
+    os.dup2(fd, sys.stderr.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,187 @@
+"""The batch host's process: starts the steps of an attempt, watches them, ends them, and says how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from slime_hpc.errors import ClusterError, RunFailed, SlimeHpcError, UserError
+from slime_hpc.plan import JobPlan
+from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write_text_atomic
+from slime_hpc.run_dir import AttemptDir, RunDir
+from slime_hpc.slurm.allocation import Allocation
+from slime_hpc.slurm.commands import SlurmCli
+from slime_hpc.slurm.steps import Step
+from slime_hpc.supervisor.cause import Cause, Ending, cause_of_signal, describe_exit
+from slime_hpc.supervisor.signals import SignalInbox
+from slime_hpc.supervisor.sweep import TAG, tag
+from slime_hpc.supervisor.teardown import tear_down
+from slime_hpc.types import Role
+
+POLL_S = 0.2
+DRIVER_EXPLAINS_S = 20.0
+"""After a component's step ended: how long the driver has to say what it saw."""
+
+
+def supervise(run_dir: str, attempt: int) -> None:
+    """Run one attempt to its end inside its allocation, and write ``ended.json``.
+
+    RunFailed if it did not finish; UserError if another process owns the attempt.
+    """
+    inbox = SignalInbox.install()
+    run = RunDir(Path(run_dir))
+    plan = JobPlan.model_validate_json(run.attempt(attempt).plan.read_text(encoding="utf-8"))
+    supervisor = Supervisor(plan, run, inbox)
+    supervisor.own()
+    ending = supervisor.run()
+    if ending.cause is not Cause.FINISHED:
+        raise RunFailed(f"the run ended: {ending.cause}: {ending.detail}")
+
+
+class Supervisor:
+    """One attempt."""
+
+    def __init__(self, plan: JobPlan, run: RunDir, inbox: SignalInbox) -> None:
+        self._plan = plan
+        self._run_dir = run
+        self._attempt: AttemptDir = run.attempt(plan.attempt)
+        self._inbox = inbox
+        self._allocation = Allocation.from_environ(os.environ)
+        self._log = EventLog(self._attempt.events("supervisor"), attempt=plan.attempt, who="supervisor")
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}
+        self._started = time.time()
+
+    def own(self) -> None:
+        """Of two supervisors of one attempt, one wins: O_EXCL holds on every shared file system, locks do not."""
+        try:
+            fd = os.open(self._attempt.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError as error:
+            raise UserError(
+                f"attempt {self._plan.attempt} of {self._run_dir.path} has an owner already "
+                f"({self._attempt.owner.read_text()}); an attempt is started once, submit a new run"
+            ) from error
+        with os.fdopen(fd, "w") as file:
+            file.write(json.dumps({"job_id": str(self._allocation.job_id), "host": os.uname().nodename}))
+
+    def run(self) -> Ending:
+        """Start everything, watch until something ends, end the rest, write down why."""
+        try:
+            self._start()
+            seen = self._watch()
+        except SlimeHpcError as error:
+            seen = Ending(Cause.CRASHED, str(error), Role.DRIVER)
+        reason = seen.name if isinstance(seen, signal.Signals) else seen.detail
+        tear_down(self._attempt, self._plan.token, self._steps, self._log, reason)
+        ending = self._ending_of_signal(seen) if isinstance(seen, signal.Signals) else seen
+        self._write_ended(ending)
+        return ending
+
+    def _start(self) -> None:
+        self._write_secrets()
+        nodes = {c.role: self._allocation.components[c.index].nodes for c in self._plan.components}
+        write_json(self._attempt.allocation, {role.value: list(names) for role, names in nodes.items()})
+        self._log("started", job_id=str(self._allocation.job_id), nodes=nodes)
+        arguments = [str(self._run_dir.path), str(self._plan.attempt)]
+        for component in self._plan.components:
+            agent = [self._plan.engine_python, "-m", "slime_hpc.supervisor.agent", *arguments, component.role.value]
+            self._start_step(
+                Step(
+                    name=component.role.value,
+                    component=component.index,
+                    nodes=nodes[component.role],
+                    cpus_per_task=component.cpus_per_task,
+                    command=agent,
+                    output=self._attempt.log(f"step-{component.role.value}"),
+                )
+            )
+        self._start_driver(nodes[Role.TRAINER][0], arguments)
+
+    def _start_driver(self, node: str, arguments: list[str]) -> None:
+        # The tag goes in by env(1), not through srun's own environment: the sweep must not find srun.
+        tagged = ["env", f"{TAG}={tag(self._plan.token, self._plan.attempt, node)}"]
+        self._start_step(
+            Step(
+                name="driver",
+                component=self._plan.trainer.index,
+                nodes=[node],
+                cpus_per_task=1,
+                command=[*tagged, self._plan.engine_python, "-m", "slime_hpc.driver", *arguments],
+                output=self._attempt.log("driver"),
+                overlap=True,
+            )
+        )
+
+    def _start_step(self, step: Step) -> None:
+        self._steps[step.name] = SlurmCli().start_step(step)
+
+    def _watch(self) -> Ending | signal.Signals:
+        """Until a signal, the driver's end, or a component's."""
+        while True:
+            if self._inbox.first is not None:
+                return self._inbox.first
+            if (returncode := self._steps["driver"].poll()) is not None:
+                return self._ending_of_driver(returncode)
+            for component in self._plan.components:
+                if (returncode := self._steps[component.role.value].poll()) is not None:
+                    return self._ending_of_component(component.role, returncode)
+            time.sleep(POLL_S)
+
+    def _ending_of_driver(self, returncode: int) -> Ending:
+        if self._attempt.outcome.exists():
+            said = read_json(self._attempt.outcome)
+            return Ending(
+                Cause(said["cause"]), said["detail"], Role(said["role"]) if said["role"] else None, said["node"]
+            )
+        node = self._allocation.batch_node
+        detail = f"the driver on {node} ended with {describe_exit(returncode)}; see {self._attempt.log('driver')}"
+        return Ending(Cause.CRASHED, detail, Role.DRIVER, node)
+
+    def _ending_of_component(self, role: Role, returncode: int) -> Ending:
+        """The driver knows more of it than we do, so it is given the word first."""
+        self._log("step_ended", role=role, exit=describe_exit(returncode))
+        deadline = time.monotonic() + DRIVER_EXPLAINS_S
+        while time.monotonic() < deadline and self._inbox.first is None:
+            if (driver := self._steps["driver"].poll()) is not None and self._attempt.outcome.exists():
+                return self._ending_of_driver(driver)
+            time.sleep(POLL_S)
+        detail = f"the {role} step ended with {describe_exit(returncode)}; see {self._attempt.log(f'step-{role}')}"
+        return Ending(Cause.NODE_FAILURE, detail, role)
+
+    def _ending_of_signal(self, number: signal.Signals) -> Ending:
+        marker = self._attempt.cancel_marker
+        cancelled_by = read_json(marker).get("user") if marker.exists() else None
+        try:
+            queue = SlurmCli(timeout_s=3.0).queue([self._allocation.job_id])
+        except ClusterError as error:
+            self._log("slurm_not_asked", error=str(error))
+            queue = []  # then the cause stays unknown, which is said
+        return cause_of_signal(number, cancelled_by, queue)
+
+    def _write_secrets(self) -> None:
+        self._attempt.secrets.mkdir(mode=0o700, exist_ok=True)
+        keys = {"api_key": secrets.token_hex(32), "admin_api_key": secrets.token_hex(32)}
+        write_json(self._attempt.engine_keys, keys, mode=0o600)
+        for path in (self._attempt.ray_token, self._attempt.control_token):
+            write_text_atomic(path, secrets.token_hex(32), mode=0o600)
+
+    def _write_ended(self, ending: Ending) -> None:
+        rounds = [row["round"] for row in read_jsonl(self._run_dir.metrics) if row["attempt"] == self._plan.attempt]
+        finished = ending.cause is Cause.FINISHED
+        row = {
+            "attempt": self._plan.attempt,
+            **asdict(ending),
+            "round": rounds[-1] if rounds else None,
+            "started": self._started,
+            "ended": time.time(),
+            "exit_code": 0 if finished else RunFailed.exit_code,
+        }
+        write_json(self._attempt.ended, row)
+        self._log("ended", cause=ending.cause, detail=ending.detail)
+        print(f"slime-hpc: {ending.cause}: {ending.detail}", file=sys.stderr, flush=True)

@@ -1,0 +1,102 @@
+"""One node's raylet: its command line, its environment, its end."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slime_hpc.supervisor.address import free_ports
+from slime_hpc.supervisor.sweep import TAG
+
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+"""Rounds pass through it as lists of token ids: megabytes."""
+
+_SLURMS = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|PMI|PMIX|SUBMITIT)_?")
+
+
+@dataclass(frozen=True)
+class RayletConfig:
+    """What one node brings to the Ray of an attempt."""
+
+    host: str
+    """This node's own address."""
+    head: str | None
+    """``host:port`` of the head; None on the head itself."""
+    gcs_port: int
+    """Where the head listens."""
+    cpus: int
+    resources: Mapping[str, int]
+    """Roles and how many processes of each this node takes: ``{"trainer": 4}``."""
+    temp_dir: Path
+    token_file: Path
+    tag: str
+
+
+def raylet_argv(config: RayletConfig) -> list[str]:
+    """``ray start --block`` with private ports, no dashboard, and roles as resources."""
+    ports = (
+        "node-manager-port",
+        "object-manager-port",
+        "dashboard-agent-listen-port",
+        "dashboard-agent-grpc-port",
+        "runtime-env-agent-port",
+        "metrics-export-port",
+    )
+    head = ["--head", f"--port={config.gcs_port}", "--include-dashboard=false"]
+    return [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
+        *(head if config.head is None else [f"--address={config.head}"]),
+        f"--node-ip-address={config.host}",
+        *(f"--{name}={port}" for name, port in zip(ports, free_ports(config.host, len(ports)), strict=True)),
+        *("--min-worker-port=0", "--max-worker-port=0"),
+        f"--num-cpus={config.cpus}",
+        "--num-gpus=0",  # placement goes by role; actors choose their GPUs themselves
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--resources={json.dumps(dict(config.resources))}",
+        f"--temp-dir={config.temp_dir}",
+        *("--disable-usage-stats", "--log-style=record", "--log-color=false"),
+    ]
+
+
+def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, str]:
+    """What the raylet, and with it every worker, inherits: Slurm's variables not, or a worker's srun goes astray."""
+    kept = {name: value for name, value in environ.items() if not _SLURMS.match(name)}
+    return {
+        **kept,
+        TAG: config.tag,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(config.token_file),
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "OMP_NUM_THREADS": str(max(1, config.cpus // max(1, sum(config.resources.values())))),
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(config.temp_dir / "inductor"),
+    }
+
+
+def start_raylet(config: RayletConfig, log: Path) -> subprocess.Popen[bytes]:
+    """Start it as a child that the kernel ends when this process ends."""
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            raylet_argv(config),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=raylet_env(os.environ, config),
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into a library that is loaded already
+        )
+
+
+def die_with_parent() -> None:
+    """Have the kernel end this process when the thread that started it ends."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Publishing the trainer's weights to the engines."""

@@ -1,0 +1,107 @@
+"""One weight version reaches all engines or is not published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from slime_hpc.errors import ClusterError
+from slime_hpc.types import TensorMeta, WeightReceiver, WeightVersion
+
+
+class WeightSyncError(ClusterError):
+    """A version was not published. Names the phase and the parties that failed or did not answer.
+
+    No engine may serve after this: some may hold mixed weights, and some may still be waiting for
+    the trainer until its side of the group is closed (``WeightSender.close``).
+    """
+
+    def __init__(self, phase: str, who: Sequence[str], problem: str) -> None:
+        self.phase = phase
+        self.who = tuple(who)
+        super().__init__(f"weight sync failed in phase {phase!r} at {', '.join(who)}: {problem}")
+
+
+def group_name(attempt: int, membership: int) -> str:
+    """Of the group of one attempt's trainer and engines; ``membership`` grows whenever they change."""
+    return f"a{attempt}.g{membership}"
+
+
+async def connect(
+    receivers: Sequence[WeightReceiver],
+    join: Callable[[int], Awaitable[None]],
+    *,
+    host: str,
+    port: int,
+    ranks_per_engine: int,
+    group_name: str,
+    backend: str,
+    deadline_s: float,
+) -> None:
+    """Form the group: trainer rank 0, then every engine's ranks in order.
+
+    ``join(world_size)`` has the trainer join as rank 0 (``WeightSender.join``), listening at host:port.
+    """
+    world_size = 1 + ranks_per_engine * len(receivers)
+    offsets = {r.url: 1 + ranks_per_engine * i for i, r in enumerate(receivers)}
+
+    def enter(receiver: WeightReceiver) -> Awaitable[None]:
+        return receiver.init_weights_group(
+            host=host,
+            port=port,
+            rank_offset=offsets[receiver.url],
+            world_size=world_size,
+            group_name=group_name,
+            backend=backend,
+        )
+
+    steps = {"the trainer": join(world_size), **{r.url: enter(r) for r in receivers}}
+    await _all("connect", steps, deadline_s)
+
+
+async def publish(
+    receivers: Sequence[WeightReceiver],
+    broadcast: Callable[[], Awaitable[None]],
+    tensors: Sequence[TensorMeta],
+    *,
+    version: WeightVersion,
+    group_name: str,
+    deadline_s: float,
+) -> None:
+    """Have every engine serve ``version``, and only then let any of them generate again.
+
+    ``broadcast()`` has the trainer send ``tensors`` in this order (``WeightSender.broadcast``).
+    Nothing is sent before every engine has answered twice, the second time from its schedulers: one
+    dead member of the group would leave the others waiting. ``receive_weights`` flushes the caches.
+    ``deadline_s`` bounds each phase. WeightSyncError on any failure.
+    """
+
+    async def each(phase: str, step: Callable[[WeightReceiver], Awaitable[None]]) -> None:
+        await _all(phase, {r.url: step(r) for r in receivers}, deadline_s)
+
+    await each("pause", lambda r: r.pause_generation())
+    await each("begin", lambda r: r.begin_weight_update())
+    receiving = {r.url: r.receive_weights(tensors, group_name=group_name, version=version) for r in receivers}
+    await _all("transfer", {"the trainer": broadcast(), **receiving}, deadline_s)
+    await each("end", lambda r: r.end_weight_update())
+    await each("acknowledge", lambda r: _require_version(r, version))
+    await each("continue", lambda r: r.continue_generation())
+
+
+async def _require_version(receiver: WeightReceiver, version: WeightVersion) -> None:
+    serving = await receiver.weight_version()
+    if serving != str(version):
+        raise ClusterError(f"it serves version {serving!r}, not {str(version)!r}")
+
+
+async def _all(phase: str, steps: dict[str, Awaitable[None]], deadline_s: float) -> None:
+    """Run one phase's steps at once. The first failure, or the deadline, ends it and cancels the rest."""
+    tasks = {asyncio.ensure_future(step): who for who, step in steps.items()}
+    done, pending = await asyncio.wait(tasks, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+    for task in pending:
+        task.cancel()
+    failed = {tasks[task]: error for task in done if (error := task.exception()) is not None}
+    if failed:
+        raise WeightSyncError(phase, list(failed), "; ".join(map(str, failed.values())))
+    if pending:
+        raise WeightSyncError(phase, [tasks[t] for t in pending], f"no answer within {deadline_s:g} s")

@@ -1,0 +1,18 @@
+"""A real Slurm for the whole session. Without Slurm or root, tests here fail: they never skip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from devclusters import RunningDevCluster, boot, take_down
+
+
+@pytest.fixture(scope="session")
+def devcluster() -> Iterator[RunningDevCluster]:
+    """With accounting; SLURM_CONF points at it for the session."""
+    cluster = boot()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.dir / "etc" / "slurm.conf"))
+        yield cluster
+    take_down(cluster)

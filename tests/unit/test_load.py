@@ -1,0 +1,257 @@
+"""From a file to a checked spec: scalar rules, findings, overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slime_hpc.errors import ProfileError
+from slime_hpc.spec.load import load_profile, shipped_cluster_profiles
+from slime_hpc.spec.passthrough import MEGATRON_OWNED, SBATCH_OWNED, SGLANG_OWNED, MegatronArgs, SglangArgs
+from slime_hpc.spec.run import RunSpec
+from slime_hpc.spec.yaml_tree import parse_scalar, parse_yaml
+
+Refused = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4:00:00", "4:00:00"),
+        ("no", "no"),
+        ("off", "off"),
+        ("0123", "0123"),
+        ("1_000", "1_000"),
+        ("0x10", "0x10"),
+        ("1e999", "1e999"),
+        (".nan", ".nan"),
+        ("2026-01-01", "2026-01-01"),
+        ("1e-6", 1e-6),
+        ("5.", 5.0),
+        ("-3", -3),
+        ("0", 0),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+    ],
+)
+def test_scalar_rules(text: str, value: object) -> None:
+    assert parse_scalar(text) == value
+    assert type(parse_scalar(text)) is type(value)
+
+
+def test_quoted_is_text() -> None:
+    assert parse_yaml("a: '1'\nb: \"true\"\nc: |\n  3\n", "f").values == {"a": "1", "b": "true", "c": "3\n"}
+
+
+def test_anchors() -> None:
+    assert parse_yaml("a: &x [1, 2]\nb: *x\n", "f").values == {"a": [1, 2], "b": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "f:3: a: given twice, first at f:1; remove one"),
+        ("a:\n\tb: 1\n", "f:2: not YAML: while scanning for the next token found character '\\t' that cannot start"),
+        ("a: [1\n", "f:2: not YAML"),
+        ("- 1\n", "f:1: is not a mapping"),
+        ("", "f: is empty"),
+        ("# only a comment\n", "f: is empty"),
+        ("a: !!python/name:os.system x\n", "f:1: a: the tag tag:yaml.org,2002:python/name:os.system is not allowed"),
+        ("a: &x [*x]\n", "f:1: a.0: contains itself"),
+        ("? [1]\n: 2\n", "f:1: a key must be a word"),
+        ("a: 1\n---\nb: 2\n", "f:2: not YAML: expected a single document"),
+        ("a: \x00\n", "f: not text that YAML allows"),
+        ("a: " + "[" * 5000, "f: nested too deeply"),
+    ],
+)
+def test_bad_yaml(text: str, message: str) -> None:
+    with pytest.raises(ProfileError) as error:
+        parse_yaml(text, "f")
+    assert message in str(error.value)
+
+
+@given(st.text())
+def test_any_text_is_a_tree_or_a_finding(text: str) -> None:
+    try:
+        parse_yaml(text, "f")
+    except ProfileError as error:
+        assert str(error)
+
+
+def test_quickstart_loads(quickstart: Path) -> None:
+    profile = load_profile(quickstart)
+    assert profile.cluster.device == "cpu"
+    assert profile.spec.time_limit_s == 30 * 60
+    assert profile.spec.run_dir == quickstart.parents[2] / "runs" / "quickstart"
+    assert profile.spec.algorithm.lr == 5e-3
+    assert RunSpec.model_validate_json(profile.spec.model_dump_json()) == profile.spec
+
+
+def test_every_shipped_cluster_profile_loads() -> None:
+    from slime_hpc.spec.load import load_cluster
+
+    names = [path.stem for path in shipped_cluster_profiles().glob("*.yaml")]
+    assert "devcluster" in names
+    assert [load_cluster(name, Path()).name for name in names] == names
+
+
+def test_findings_come_all_at_once_with_their_lines(quickstart: Path) -> None:
+    text = quickstart.read_text().replace("num_rollout: 50 ", "num_rollouts: 50 ").replace("  nodes: 1", "  nodes: two", 1)
+    quickstart.write_text(text)
+    (quickstart.parent / "model" / "tokenizer.json").unlink()
+    with pytest.raises(ProfileError) as error:
+        load_profile(quickstart, sets=["sampling.top_p=1"])
+    lines = text.splitlines()
+    where = {f.path: f.where.rpartition(":")[2] for f in error.value.findings}
+    assert where["num_rollouts"] == str(1 + next(i for i, line in enumerate(lines) if "num_rollouts" in line))
+    assert where["trainer.nodes"] == str(1 + lines.index("  nodes: two"))
+    assert "num_rollout" in where and where["sampling.top_p"] == "--set sampling.top_p=1"
+    assert "did you mean 'num_rollout'?" in str(error.value)
+
+
+def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Refused) -> None:
+    (quickstart.parent / "model" / "tokenizer.json").unlink()
+    message = refused("trainer.gpus=1", "rollout.gpus_per_node=4", "rollout.gpus_per_engine=3")
+    assert "trainer.gpus: unknown key; did you mean 'gpus_per_node'?" in message
+    assert "rollout.gpus_per_engine: 3 does not divide gpus_per_node (4)" in message
+    assert "has no tokenizer.json; copy it from" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.nodes=two", 'trainer.nodes: "two" is not a whole number'),
+        ("trainer.nodes=true", "trainer.nodes: true is not a whole number"),
+        ("trainer.nodes='1'", 'trainer.nodes: "1" is not a whole number'),
+        ("trainer.nodes=0", "trainer.nodes: 0: input should be greater than or equal to 1"),
+        ("sampling.ignore_eos=yes", 'sampling.ignore_eos: "yes" is not true or false'),
+        ("environment.variables={A: 1}", "environment.variables.A: 1 is not text; write it in quotes"),
+        ("environment.variables={A-B: x}", "environment.variables.A-B: 'A-B' is not a name the shell can export"),
+        ("environment.setup=abc", 'environment.setup: "abc" is not a list'),
+        ("model=abc", 'model: "abc" is not a mapping of keys'),
+        ("time_limit=1:2:3:4", "time_limit: '1:2:3:4' is not a Slurm time (write 90 for minutes"),
+        ("time_limit_s=1800", "time_limit_s: unknown key; did you mean 'time_limit'?"),
+        ("lr=1e-6", "lr: unknown key; did you mean algorithm.lr?"),
+        ("layout=split", "layout: \"split\" is not one of 'het'"),
+        ("name=a b", "name: \"a b\" does not match"),
+        ("cluster=devclster", "cluster: no cluster profile is named 'devclster'; did you mean 'devcluster'?"),
+        ("cluster=./nowhere.yaml", "does not exist"),
+        ("run_dir=$NOPE/x", 'run_dir: "$NOPE/x": $NOPE is not known here; write the path out'),
+        ("run_dir=''", "run_dir: \"\": is empty"),
+        ("run_dir=/tmp/100%j", 'has "%", which Slurm\'s output option cannot take'),
+        ('run_dir="/tmp/a\\nb"', "which Slurm's output option cannot take"),
+        ("rollout.gpus_per_node=3", "rollout: 1 node × 3 GPUs a node = 3 engines of 1 GPU, but this version runs one"),
+        ("trainer.nodes=2", "trainer: 2 nodes × 1 rank a node = 2 ranks, but this version trains on one"),
+        ("trainer.megatron.tensor_model_parallel_size=3", "3 does not divide the trainer's 1"),
+        ("trainer.gpus_per_node=5", "trainer.gpus_per_node: 5 is over the 4 GPUs a node has in partition 'train'"),
+        ("trainer.cpus_per_task=99", "trainer.cpus_per_task: 99 is over the 8 CPUs"),
+        ("trainer.mem=1T", "trainer.mem: 1048576 is over the 262144 MB"),
+        ("trainer.partition=other", "trainer.cpus_per_task: is missing, and the cluster profile does not say"),
+        ("trainer.qos=high", "rollout.qos: is missing: sbatch would carry trainer.qos (high) over; set both"),
+        ("trainer.sbatch={time: 3}", "trainer.sbatch.time: may not be set here: set the component's time_limit"),
+        ("trainer.sbatch={ntasks_per_node: 3}", "may not be set here: one task a node"),
+        ("trainer.sbatch={x: n1}", "'x' is not the long name of an sbatch option"),
+        ("algorithm.eps_clip=1.5", "algorithm.eps_clip: 1.5 is not between 0 and 1"),
+        ("algorithm.eps_clip_high=0.1", "algorithm.eps_clip_high: 0.1 is below eps_clip (0.2)"),
+        ("sampling.n_samples_per_prompt=1", "every advantage would be 0"),
+        ("data.input_key=text", "data.input_key: 'text' is not a key of the first line"),
+        ("data.prompt_data=reward.py", "has no JSON object in its first line"),
+        ("data.prompt_data=none.jsonl", "none.jsonl cannot be read: No such file or directory"),
+        ("model.hf_checkpoint=nothing", "does not exist; download it"),
+        ("model.hf_checkpoint=reward.py", "is not a directory"),
+        ("reward.custom_rm_path=reward", "'reward' is not of the form module.function"),
+        ("reward.custom_rm_path=reward.share", "defines no 'share'; did you mean 'share_of_target_tokens'?"),
+        ("reward.custom_rm_path=rewards.grade", "no module 'rewards'"),
+        ("trainer.megatron.lr=1", "trainer.megatron.lr: may not be set here: set algorithm.lr instead"),
+        ("trainer.megatron.recompute_granularity=full", "not a key that this version applies"),
+        ("rollout.sglang.port=1", "rollout.sglang.port: may not be set here: slime-hpc starts the server"),
+        ("rollout.sglang.mem_fraction=0.5", "not a key that this version applies; did you mean 'mem_fraction_static'?"),
+        ("rollout.sglang.mem_fraction_static=1.5", "1.5: input should be less than 1"),
+        ("name.first=x", "name: has no keys below it to set"),
+        ("nonsense", "is not of the form key.subkey=value"),
+        ("a=[1", "not YAML"),
+    ],
+)
+def test_one_mistake(refused: Refused, override: str, message: str) -> None:
+    assert message in refused(override)
+
+
+def test_a_good_profile_has_just_the_one_finding(refused: Refused) -> None:
+    assert refused("lr=1").count("\n") == 0
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_incomplete_model(quickstart: Path, refused: Refused, name: str) -> None:
+    (quickstart.parent / "model" / name).unlink()
+    assert f"/model has no {name.replace('model', '*')}; copy it" in refused()
+
+
+def test_no_file_a_directory_a_binary(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00\x01")
+    for path, message in (
+        (tmp_path / "none.yaml", "does not exist"),
+        (tmp_path, "is a directory; name a file in it"),
+        (binary, "is not a text file"),
+    ):
+        with pytest.raises(ProfileError, match=message):
+            load_profile(path)
+
+
+def test_cuda_is_refused(quickstart: Path, refused: Refused) -> None:
+    big = quickstart.parent / "big.yaml"
+    big.write_text("name: big\ndevice: cuda\npartitions:\n  train: {gpus_per_node: 1, cpus_per_node: 8}\n")
+    message = refused("cluster=big.yaml", "rollout.cpus_per_task=2")
+    assert "cluster: 'big' has `device: cuda`, which this version has not run on yet" in message
+
+
+def test_long_scratch_is_refused(quickstart: Path, refused: Refused) -> None:
+    (quickstart.parent / "deep.yaml").write_text(f"name: deep\ndevice: cpu\nscratch: /{'s' * 25}\n")
+    assert "has 26 bytes, but Ray's sockets need a path of at most 25" in refused("cluster=deep.yaml")
+
+
+def test_mistake_in_a_cluster_profile(quickstart: Path, refused: Refused) -> None:
+    (quickstart.parent / "odd.yaml").write_text("name: odd\npartitions:\n  train:\n    gpus: 4\n")
+    message = refused("cluster=odd.yaml")
+    assert "odd.yaml:4: partitions.train.gpus: unknown key; did you mean 'gpus_per_node'?" in message
+
+
+def test_overrides(quickstart: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    profile = load_profile(
+        quickstart,
+        sets=["run_dir=$SCRATCH/run", "time_limit=1:00:00", "environment.setup=[module purge, source x]"],
+        flags=["--sglang-mem-fraction-static", "0.8", "--weight-decay=0.1"],
+    )
+    assert profile.spec.run_dir == tmp_path / "run"
+    assert profile.spec.time_limit_s == 3600
+    assert profile.spec.environment.setup == ("module purge", "source x")
+    assert profile.spec.rollout.sglang == {"mem_fraction_static": 0.8}
+    assert profile.spec.trainer.megatron == {"weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--wieght-decay", "1"), "--wieght-decay: not an option that this version applies; did you mean '--weight-decay'?"),
+        (("--weight-decay",), "--weight-decay: needs a value"),
+        (("--weight-decay", "--clip-grad", "1"), "--weight-decay: needs a value"),
+        (("stray",), "stray: not an option"),
+        (("--lr", "1"), "--lr: trainer.megatron.lr: may not be set here: set algorithm.lr instead"),
+        (("--sglang-port", "1"), "--sglang-port: rollout.sglang.port: may not be set here"),
+    ],
+)
+def test_bad_flags(refused: Refused, flags: tuple[str, ...], message: str) -> None:
+    assert message in refused(flags=flags)
+
+
+def test_no_key_is_both_applied_and_owned() -> None:
+    assert not MegatronArgs.model_fields.keys() & MEGATRON_OWNED.keys()
+    assert not SglangArgs.model_fields.keys() & SGLANG_OWNED.keys()
+    assert all("_" not in option for option in SBATCH_OWNED)

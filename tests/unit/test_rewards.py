@@ -1,0 +1,167 @@
+"""User rewards in killable workers: values, and what failing functions get."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slime_hpc.errors import UserError
+from slime_hpc.rewards.pool import RewardError, RewardPool, check_reward
+from slime_hpc.rewards.worker import Args
+from slime_hpc.types import Sample
+
+MODULE = """
+import asyncio, os, pathlib, time
+CONSTANT = 1
+
+def share(args, sample):
+    sample.metadata["seen"] = sample.label
+    return sum(t in args.targets for t in sample.response_tokens) / sample.response_length
+
+async def later(args, sample):
+    await asyncio.sleep(0.01)
+    return sample.index * 2
+
+def broken(args, sample):
+    raise ValueError("no answer in " + repr(sample.response))
+
+def hangs(args, sample):
+    pathlib.Path(args.pid_file).write_text(str(os.getpid()))
+    while True:
+        time.sleep(0.1)
+
+def dies(args, sample):
+    os._exit(7)
+
+def text(args, sample):
+    return "1.0"
+
+def not_finite(args, sample):
+    return float("nan")
+
+def writes(args, sample):
+    args.targets = []
+    return 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def profile_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("profile")
+    (directory / "my_rewards.py").write_text(MODULE)
+    (directory / "typo.py").write_text("import not_installed_anywhere\n")
+    return directory
+
+
+def samples(count: int) -> list[Sample]:
+    return [
+        Sample(0, i, "p", tokens=[1, 2, 10, i], response="xy", response_length=2, label=f"l{i}") for i in range(count)
+    ]
+
+
+def score(profile_dir: Path, function: str, batch: list[Sample], timeout_s: float = 20.0, **args: object) -> None:
+    with RewardPool(f"my_rewards.{function}", profile_dir, timeout_s=timeout_s, workers=1) as pool:
+        asyncio.run(pool.score(batch, Args(targets=[10, 2], **args)))
+
+
+def test_rewards_and_metadata_arrive_in_their_samples(profile_dir: Path) -> None:
+    batch = samples(3)
+    score(profile_dir, "share", batch)
+    assert [s.reward for s in batch] == [0.5, 0.5, 1.0]
+    assert [s.metadata for s in batch] == [{"seen": "l0"}, {"seen": "l1"}, {"seen": "l2"}]
+
+
+def test_async_functions_are_awaited(profile_dir: Path) -> None:
+    batch = samples(3)
+    score(profile_dir, "later", batch)
+    assert [s.reward for s in batch] == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("broken", "(?s)reward my_rewards.broken failed on sample 0 .*my_rewards.py.*ValueError: no answer in 'xy'"),
+        ("dies", r"failed on sample 0 \(prompt 0\): its process died \(exit code 7\)"),
+        ("text", "returned '1.0', not a finite number"),
+        ("not_finite", "returned nan, not a finite number"),
+        ("writes", "AttributeError: args.targets is read-only"),
+    ],
+)
+def test_a_failing_function_is_named_with_its_sample(profile_dir: Path, function: str, says: str) -> None:
+    with pytest.raises(RewardError, match=says):
+        score(profile_dir, function, samples(2))
+
+
+def test_a_sample_that_hangs_is_killed_at_its_limit(profile_dir: Path, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(RewardError, match=r"failed on sample 0 .*took longer than reward.timeout_s = 0.5 s"):
+        score(profile_dir, "hangs", samples(1), timeout_s=0.5, pid_file=str(tmp_path / "pid"))
+    assert time.monotonic() - started < 15
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+HOLD_A_HANGING_WORKER = """
+import asyncio, sys
+from pathlib import Path
+from slime_hpc.rewards.pool import RewardPool
+from slime_hpc.rewards.worker import Args
+from slime_hpc.types import Sample
+if __name__ == "__main__":
+    pool = RewardPool("my_rewards.hangs", Path(sys.argv[1]), timeout_s=600, workers=1)
+    asyncio.run(pool.score([Sample(0, 0, "p")], Args(pid_file=sys.argv[2])))
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_busy_worker_does_not_outlive_its_parent(profile_dir: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD_A_HANGING_WORKER, str(profile_dir), str(pid_file)])
+    try:
+        wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
+        worker = int(pid_file.read_text())
+        assert is_alive(worker)
+    finally:
+        holder.kill()
+        holder.wait()
+    wait_until(lambda: not is_alive(worker))
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("my_rewards.shares", "(?s)cannot use 'my_rewards.shares': .*has no attribute 'shares'"),
+        ("my_reward.share", "No module named 'my_reward'"),
+        ("typo.f", "(?s)typo.py.*No module named 'not_installed_anywhere'"),
+        ("share", "not of the form module.function"),
+        ("my_rewards.CONSTANT", "my_rewards.CONSTANT is a int, not a function"),
+    ],
+)
+def test_check_reward_finds_typos(profile_dir: Path, path: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        check_reward(path, profile_dir)
+
+
+def test_check_reward_accepts_a_good_one(profile_dir: Path) -> None:
+    check_reward("my_rewards.later", profile_dir)

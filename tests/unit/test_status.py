@@ -1,0 +1,222 @@
+"""The join of a run directory and Slurm's rows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_hpc.cli.cancel import cancel_run
+from slime_hpc.errors import ClusterError, UserError
+from slime_hpc.records import append_jsonl, write_json
+from slime_hpc.run_dir import RunDir
+from slime_hpc.slurm.parse import QueueRow
+from slime_hpc.spec.load import Profile
+from slime_hpc.status import STALLED_AFTER_S, StatusReport, join_status, load_status, query_job, read_records
+from slime_hpc.submit import submit_run
+from slime_hpc.testing import FakeSlurm
+from slime_hpc.types import JobId
+
+JOB = JobId(1)
+
+
+def supervise(run_dir: str, attempt: int) -> None:
+    """Stands for the supervisor's."""
+
+
+class DeafSlurm(FakeSlurm):
+    def queue(self, job_ids: Any) -> list[QueueRow]:
+        raise ClusterError("squeue did not answer within 60 s")
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    return FakeSlurm()
+
+
+@pytest.fixture
+def run(profile: Profile, slurm: FakeSlurm) -> RunDir:
+    submit_run(profile, slurm, supervise)
+    return RunDir(profile.spec.run_dir)
+
+
+def status_at(run: RunDir, slurm: FakeSlurm, now: float) -> StatusReport:
+    records = read_records(run)
+    return join_status(records, query_job(records, slurm), now)
+
+
+def end(run: RunDir, cause: str, **fields: Any) -> None:
+    ended = {"attempt": 1, "cause": cause, "detail": f"because of {cause}", "role": None, "node": None, "round": 3}
+    write_json(run.attempt(1).ended, ended | {"started": 1000.0, "ended": 2800.0, "exit_code": 0} | fields)
+
+
+def test_pending_with_each_component_reason(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.jobs[1].components[1].reason = "Resources"
+    report = load_status(run, slurm)
+    assert (report.state, report.verdict) == ("pending", "waiting")
+    assert report.pending == {"trainer": "None", "rollout": "Resources"}
+    assert report.why == "job 1 is in the queue: Slurm's reason is trainer None, rollout Resources"
+    assert report.attempts[0].gpu_hours is None
+
+
+def test_pending_for_ever_says_what_to_do(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.jobs[1].components[1].reason = "PartitionTimeLimit"
+    report = load_status(run, slurm)
+    assert "cannot start as it is" in report.why
+    assert report.next_step is not None and "mend rollout in the profile" in report.next_step
+
+
+def test_running(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "RUNNING")
+    started = slurm.jobs[1].components[0].start
+    assert started is not None
+    write_json(run.heartbeat, {"time": started + 3000.0, "phase": "train", "round": 7, "attempt": 1})
+    append_jsonl(run.metrics, {"attempt": 1, "round": 6, "step": 7, "rollout/raw_reward": 0.25})
+    report = status_at(run, slurm, now=started + 3600.0)
+    assert (report.state, report.verdict) == ("running", "ok")
+    assert report.why == "round 7 of 50: train, reported 600 s ago"
+    assert (report.round, report.num_rollout, report.reward) == (6, 50, 0.25)
+    assert report.attempts[0].gpu_hours == 2.0  # one GPU of each component, one hour
+
+
+def test_stalled(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "RUNNING")
+    started = slurm.jobs[1].components[0].start
+    assert started is not None
+    write_json(run.heartbeat, {"time": started + 10.0, "phase": "generate", "round": 0, "attempt": 1})
+    report = status_at(run, slurm, now=started + 11.0 + STALLED_AFTER_S)
+    assert (report.state, report.verdict) == ("stalled", "stalled")
+    assert report.next_step == f"slime-hpc logs {run.path} driver"
+
+
+def test_stalled_before_the_first_heartbeat(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "RUNNING")
+    assert status_at(run, slurm, now=time.time()).verdict == "ok"
+    assert status_at(run, slurm, now=time.time() + 2 * STALLED_AFTER_S).verdict == "stalled"
+
+
+@pytest.mark.parametrize(
+    ("cause", "verdict"),
+    [
+        ("finished", "finished"),
+        ("cancelled", "cancelled"),
+        ("stopped", "stopped"),
+        ("crashed", "failed"),
+        ("node_failure", "failed"),
+        ("misconfigured", "failed"),
+        ("time_limit", "failed"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_ended_as_the_supervisor_recorded(run: RunDir, slurm: FakeSlurm, cause: str, verdict: str) -> None:
+    slurm.set_state(JOB, "COMPLETED")
+    end(run, cause)
+    report = load_status(run, slurm)
+    assert (report.state, report.verdict, report.why) == ("ended", verdict, f"because of {cause}")
+    (attempt,) = report.attempts
+    assert (attempt.job_id, attempt.state, attempt.cause) == ("1", "COMPLETED", cause)
+    assert (attempt.started, attempt.ended, attempt.gpu_hours) == (1000.0, 2800.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "verdict"),
+    [
+        ("CANCELLED", "cancelled", "cancelled"),
+        ("TIMEOUT", "time_limit", "failed"),
+        ("NODE_FAIL", "node_failure", "failed"),
+        ("PREEMPTED", "preempted", "failed"),
+        ("FAILED", "crashed", "failed"),
+        ("COMPLETED", "unknown", "unknown"),
+    ],
+)
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_ended_without_a_record(
+    run: RunDir, slurm: FakeSlurm, state: str, cause: str, verdict: str, forgotten: bool
+) -> None:
+    slurm.set_state(JOB, "RUNNING")
+    slurm.set_state(JOB, state)
+    slurm.jobs[1].forgotten = forgotten
+    report = load_status(run, slurm)
+    assert (report.state, report.verdict, report.attempts[0].cause) == ("ended", verdict, cause)
+    assert report.why.startswith(f"Slurm says {state}; the supervisor left no record of its end")
+
+
+def test_gone_from_slurm_without_accounting(profile: Profile) -> None:
+    slurm = FakeSlurm(has_accounting=False)
+    submit_run(profile, slurm, supervise)
+    slurm.jobs[1].forgotten = True
+    report = load_status(RunDir(profile.spec.run_dir), slurm)
+    assert (report.state, report.verdict) == ("ended", "unknown")
+    assert "no longer knows job 1" in report.why
+
+
+def test_a_state_of_tomorrow_is_shown_as_it_is(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "HIBERNATING")
+    report = load_status(run, slurm)
+    assert (report.verdict, report.attempts[0].state) == ("unknown", "HIBERNATING")
+    assert "Slurm says HIBERNATING" in report.why
+
+
+def test_client_died_before_it_recorded_the_job(run: RunDir, slurm: FakeSlurm) -> None:
+    run.submit.unlink()
+    report = load_status(run, slurm)
+    assert (report.verdict, report.attempts[0].job_id) == ("waiting", "1")
+    assert cancel_run(read_records(run), slurm) == (JOB, True)
+
+
+def test_client_died_before_sbatch(run: RunDir) -> None:
+    run.submit.unlink()
+    report = load_status(run, FakeSlurm())
+    assert (report.state, report.verdict) == ("ended", "unknown")
+    assert "never submitted" in report.why
+    assert report.next_step == f"remove {run.path} and submit again"
+
+
+def test_slurm_does_not_answer(run: RunDir) -> None:
+    report = load_status(run, DeafSlurm())
+    assert (report.verdict, report.attempts[0].job_id) == ("unknown", "1")
+    assert report.why == "Slurm could not be asked: squeue did not answer within 60 s"
+    end(run, "finished")
+    assert load_status(run, DeafSlurm()).verdict == "finished"
+
+
+def test_sacct_bare_row_is_not_taken_for_the_job(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "COMPLETED")
+    slurm.jobs[1].forgotten = True
+    slurm.jobs[1].components = slurm.jobs[1].components[:1]
+    slurm.jobs[1].components[0].job_id = JOB
+    assert load_status(run, slurm).attempts[0].state is None
+
+
+def test_not_a_run_directory(tmp_path: Path, quickstart: Path) -> None:
+    for path in (tmp_path, quickstart, tmp_path / "none"):
+        with pytest.raises(UserError, match="is not a run directory"):
+            read_records(RunDir(path))
+
+
+def test_cancel_leaves_its_marker_once(run: RunDir, slurm: FakeSlurm) -> None:
+    assert cancel_run(read_records(run), slurm) == (JOB, True)
+    assert all(part.state.name == "CANCELLED" for part in slurm.jobs[1].components)
+    marker = run.attempt(1).cancel_marker
+    marker.unlink()
+    assert cancel_run(read_records(run), slurm) == (JOB, False)
+    assert not marker.exists()
+
+
+def test_cancel_of_an_ended_run_asks_nothing(run: RunDir) -> None:
+    end(run, "finished")
+    assert cancel_run(read_records(run), DeafSlurm()) == (JOB, False)
+
+
+def test_cancel_that_slurm_refuses_leaves_no_marker(run: RunDir, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise ClusterError("Access denied")
+
+    monkeypatch.setattr(slurm, "cancel", refuse)
+    with pytest.raises(ClusterError, match="denied"):
+        cancel_run(read_records(run), slurm)
+    assert not run.attempt(1).cancel_marker.exists()
+
+
