@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -25,26 +26,10 @@ _COLOURS = {
     "unknown": "red",
 }
 
-_ROUND_COLUMNS = (
-    ("rollout/raw_reward", "reward {:.3f}"),
-    ("train/loss", "loss {:+.4f}"),
-    ("train/train_rollout_logprob_abs_diff", "logp diff {:.1e}"),
-    ("perf/rollout_time", "rollout {:.1f}s"),
-    ("perf/train_time", "train {:.1f}s"),
-    ("perf/update_weights_time", "sync {:.1f}s"),
-)
-
 
 def print_report(report: RenderableType) -> None:
     """To standard output; no colours where that is a file or a pipe."""
     Console(highlight=False, soft_wrap=False).print(report)
-
-
-def round_line(row: Mapping[str, Any], num_rollout: int) -> str:
-    """One row of ``metrics.jsonl`` as one line; a metric that the row lacks is left out."""
-    width = len(str(num_rollout))
-    metrics = [form.format(row[name]) for name, form in _ROUND_COLUMNS if row.get(name) is not None]
-    return "  ".join([f"round {row['round'] + 1:{width}}/{num_rollout}", *metrics])
 
 
 def plan_report(plan: JobPlan) -> RenderableType:
@@ -87,6 +72,35 @@ def status_report(report: StatusReport) -> RenderableType:
         reward = "" if report.reward is None else f", reward {report.reward:.3f}"
         parts.append(Text(f"{report.round + 1} of {report.num_rollout} rounds trained{reward}"))
     return Group(*parts, _attempts_table(report.attempts))
+
+
+def run_report(
+    status: StatusReport, rounds: Iterable[Mapping[str, Any]], curve: Path, model: Path | None
+) -> RenderableType:
+    """Status, a selection of rounds, and where the results lie."""
+    table = Table("round", box=None, pad_edge=False)
+    for heading in ("reward", "loss", "logp diff", "rollout", "train", "sync"):
+        table.add_column(heading, justify="right")
+    for row in rounds:
+        table.add_row(str(row["round"]), *(_metric(row, name, form) for name, form in _ROUND_METRICS))
+    paths = Table.grid(padding=(0, 2))
+    paths.add_row("reward curve", Text(str(curve), overflow="fold"))
+    paths.add_row("trained model", Text(str(model) if model else "none was exported", overflow="fold"))
+    return Group(status_report(status), "", table, "", paths)
+
+
+_ROUND_METRICS = (
+    ("rollout/raw_reward", "{:.3f}"),
+    ("train/loss", "{:+.4f}"),
+    ("train/train_rollout_logprob_abs_diff", "{:.1e}"),
+    ("perf/rollout_time", "{:.2f}s"),
+    ("perf/train_time", "{:.2f}s"),
+    ("perf/update_weights_time", "{:.2f}s"),
+)
+
+
+def _metric(row: Mapping[str, Any], name: str, form: str) -> str:
+    return "-" if row.get(name) is None else form.format(row[name])
 
 
 def _attempts_table(attempts: Iterable[AttemptStatus]) -> Table:

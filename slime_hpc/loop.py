@@ -11,9 +11,7 @@ import torch
 
 from slime_hpc.algorithm import grpo_advantages
 from slime_hpc.spec.run import Algorithm, Checkpoint, RunSpec
-from slime_hpc.types import Sample, TrainBatch
-
-Groups = list[list[Sample]]
+from slime_hpc.types import Groups, Sample, TrainBatch
 
 
 class Fleet(Protocol):

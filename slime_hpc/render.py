@@ -15,9 +15,9 @@ TEMPLATE = Path(__file__).with_name("run.sbatch.j2")
 
 
 def render_script(plan: JobPlan, command: str) -> str:
-    """The script that ends with ``command``, an ``exec`` of the supervisor. UserError where an sbatch option cannot be written.
+    """The script that ends with ``command``; UserError where an sbatch option cannot be written.
 
-    It is submitit's entry, or ``supervisor_command`` where the script is submitted by hand.
+    The command becomes the supervisor: submitit's entry, or ``supervisor_command`` where submitted by hand.
     """
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import shlex
 import shutil
 import tempfile
 import time
@@ -191,7 +192,7 @@ def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
         script=script,
         output=run.slurm_output("%j"),
         token=plan.token,
-        python=plan.python,
+        python=shlex.quote(plan.python),
     )
     job = executor.submit(entry, str(run.path), plan.attempt)
     assert isinstance(job, HetJob)

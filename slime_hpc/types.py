@@ -148,6 +148,10 @@ class Sample:
         return self.tokens[len(self.tokens) - self.response_length :]
 
 
+Groups = list[list[Sample]]
+"""One round's samples: a list a prompt."""
+
+
 @dataclass(frozen=True)
 class TensorMeta:
     """Name, dtype (``float32``, ``bfloat16``, …) and shape of one HF-named tensor about to be broadcast."""
@@ -194,7 +198,9 @@ class WeightReceiver(Protocol):
 
     async def begin_weight_update(self) -> None: ...
 
-    async def receive_weights(self, tensors: Sequence[TensorMeta], *, group_name: str, version: WeightVersion) -> None: ...
+    async def receive_weights(
+        self, tensors: Sequence[TensorMeta], *, group_name: str, version: WeightVersion
+    ) -> None: ...
 
     async def end_weight_update(self) -> None: ...
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from slime_hpc.run_dir import RunDir
 
 POLL_S = 0.5
+ASK_SLURM_EVERY_S = 30.0
 
 
 def logs(
@@ -33,10 +34,41 @@ def logs(
     from slime_hpc.status import read_records
 
     records = read_records(RunDir(run.absolute()))
+    over = _Over(records.run, records.plan.attempt)
+    if follow:
+        _await_log(records.run, who or "driver", over)
     path = _choose(_available(records.run), who)
     position = _print_tail(path, lines)
     if follow:
-        _follow(path, position, records.run.attempt(records.plan.attempt).ended)
+        _follow(path, position, over)
+
+
+class _Over:
+    """Whether an attempt has ended: by its own record, or, asked now and then, by Slurm's."""
+
+    def __init__(self, run: RunDir, attempt: int) -> None:
+        self._run = run
+        self._ended = run.attempt(attempt).ended
+        self._asked = time.monotonic()
+
+    def __call__(self) -> bool:
+        if self._ended.exists():
+            return True
+        if time.monotonic() - self._asked < ASK_SLURM_EVERY_S:
+            return False
+        from slime_hpc.slurm.commands import SlurmCli
+        from slime_hpc.status import load_status
+
+        self._asked = time.monotonic()
+        return load_status(self._run, SlurmCli()).state == "ended"
+
+
+def _await_log(run: RunDir, who: str, over: _Over) -> None:
+    """Until that log is there, or never will be: a job may wait in the queue for days."""
+    if who not in _available(run):
+        typer.echo(f"waiting for the job to start and write its {who} log …", err=True)
+    while who not in _available(run) and not over():
+        time.sleep(POLL_S)
 
 
 def _available(run: RunDir) -> dict[str, Path]:
@@ -70,15 +102,15 @@ def _print_tail(path: Path, lines: int) -> int:
     return position
 
 
-def _follow(path: Path, position: int, ended: Path) -> None:
+def _follow(path: Path, position: int, over: _Over) -> None:
     """Print what is added until the attempt has ended (or the user has seen enough)."""
-    over = False
-    while not over:
-        over = ended.exists()  # asked before the last read, so that nothing written before the end is missed
+    ended = False
+    while not ended:
+        ended = over()  # asked before the last read, so that nothing written before the end is missed
         with open(path, "rb") as file:
             file.seek(position)
             text = file.read()
         position += len(text)
         typer.echo(text.decode(errors="replace"), nl=False)
-        if not over:
+        if not ended:
             time.sleep(POLL_S)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def submit(
     ctx: typer.Context,
     profile: ProfileArgument,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, show the script, queue nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, show the script, queue nothing.")] = False,
     set_: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:

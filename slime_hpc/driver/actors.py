@@ -15,7 +15,6 @@ from slime_hpc.device import get_device
 from slime_hpc.plan import JobPlan
 from slime_hpc.rollout.engine import EngineServer
 from slime_hpc.run_dir import RunDir
-from slime_hpc.supervisor.address import free_ports
 from slime_hpc.trainer.ranks import TrainerRank
 from slime_hpc.types import ShardReport, TensorMeta, TrainBatch
 from slime_hpc.weight_sync.distributed import WeightSender
@@ -40,8 +39,8 @@ class TrainerActor:
         return os.uname().nodename
 
     def rendezvous(self) -> tuple[str, int]:
-        """This rank's address, and a free port there for the ranks to meet at."""
-        return self._host, free_ports(self._host, 1)[0]
+        """Where the ranks meet: rank 0's address and port."""
+        return self._rank.rendezvous(self._host)
 
     def setup(self, host: str, port: int) -> list[TensorMeta]:
         """Join the other ranks and load the model. Returns what ``broadcast`` will send, in order."""

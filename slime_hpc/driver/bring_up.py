@@ -34,6 +34,7 @@ async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell) -> Ray
     """Bring everything up and watch over it. Faults go to ``tell`` as they are seen."""
     rewards = RewardPool(plan.spec.reward.custom_rm_path, plan.profile_dir, timeout_s=plan.spec.reward.timeout_s)
     checking = asyncio.create_task(asyncio.to_thread(rewards.check))
+    loading_prompts = asyncio.create_task(asyncio.to_thread(_load_prompts, plan))
     await _connect_ray(plan, run)
     trainers, engines = await _place_actors(plan)
     watchers = [asyncio.create_task(watch_actor(member, tell)) for member in (*trainers, *engines)]
@@ -43,7 +44,7 @@ async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell) -> Ray
         log_path = str(run.attempt(plan.attempt).log(f"engine-{index}"))
         watchers.append(asyncio.create_task(watch_engine(engine, log_path, tell)))
     tensors = await loading_model
-    prompts = await asyncio.to_thread(_load_prompts, plan)
+    prompts = await loading_prompts
     await checking
     group = await _connect_weights(plan, trainers, clients)
     return RayFleet(plan, run, log, trainers, engines, clients, tensors, group, prompts, rewards, watchers)
@@ -53,7 +54,7 @@ async def _connect_ray(plan: JobPlan, run: RunDir) -> None:
     attempt = run.attempt(plan.attempt)
     await until(HEAD_TIMEOUT_S, lambda: "the address of the Ray head", attempt.ray_head.exists)
     address = read_json(attempt.ray_head)["address"]
-    await asyncio.to_thread(ray.init, address=address, log_to_driver=False, logging_level="warning")
+    await asyncio.to_thread(ray.init, address=address, log_to_driver=False, logging_level="error")
     wanted = {Role.TRAINER.value: plan.trainer_ranks, Role.ROLLOUT.value: plan.engines}
 
     def missing() -> dict[str, float]:

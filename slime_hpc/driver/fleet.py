@@ -12,7 +12,6 @@ from slime_hpc.driver.actors import gather
 from slime_hpc.driver.deadline import within
 from slime_hpc.driver.health import Member
 from slime_hpc.errors import DeadlineExceeded
-from slime_hpc.loop import Groups
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog
 from slime_hpc.rewards.pool import RewardPool, reward_args
@@ -20,7 +19,7 @@ from slime_hpc.rollout.client import EngineClient
 from slime_hpc.rollout.data import PromptSource
 from slime_hpc.rollout.generate import generate_groups
 from slime_hpc.run_dir import RunDir
-from slime_hpc.types import TensorMeta, TrainBatch, WeightVersion
+from slime_hpc.types import Groups, TensorMeta, TrainBatch, WeightVersion
 from slime_hpc.weight_sync.transaction import publish
 
 GENERATE_TIMEOUT_S = 3600.0

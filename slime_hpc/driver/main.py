@@ -92,7 +92,7 @@ class Driver:
             self._inbox.put(fault_of_loop(error))
 
     async def _bring_up_and_train(self) -> None:
-        recorder = RunRecorder(self._run, self._plan.attempt, self._log)
+        recorder = RunRecorder(self._run, self._plan.attempt, self._plan.spec.num_rollout, self._log)
         fleet = await bring_up(self._plan, self._run, self._log, self._inbox.put)
         await run_rounds(fleet, recorder, self._plan.spec)
         await fleet.stop()
@@ -130,8 +130,6 @@ def main(argv: list[str]) -> int:
     block_notices()
     run = RunDir(Path(run_dir))
     plan = JobPlan.model_validate_json(run.attempt(int(attempt)).plan.read_text(encoding="utf-8"))
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(run.attempt(plan.attempt).ray_token)
     exit_code = Driver(plan, run).run()
     sys.stdout.flush()
     # Not a return: Ray's threads, or a loop stuck in a Ray call, would keep the interpreter from ending.

@@ -5,25 +5,35 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from slime_hpc.driver.deadline import say
-from slime_hpc.loop import Groups
 from slime_hpc.records import EventLog, append_jsonl, write_json
 from slime_hpc.run_dir import RunDir
-from slime_hpc.types import Sample, SampleStatus
+from slime_hpc.types import Groups, Sample, SampleStatus
 
 HEARTBEAT_S = 5.0
+
+_ROUND_COLUMNS = (
+    ("rollout/raw_reward", "reward {:.3f}"),
+    ("train/loss", "loss {:+.4f}"),
+    ("train/train_rollout_logprob_abs_diff", "logp diff {:.1e}"),
+    ("perf/rollout_time", "rollout {:.1f}s"),
+    ("perf/train_time", "train {:.1f}s"),
+    ("perf/update_weights_time", "sync {:.1f}s"),
+)
 
 
 class RunRecorder:
     """Implements ``loop.Recorder`` on a run directory."""
 
-    def __init__(self, run: RunDir, attempt: int, log: EventLog) -> None:
+    def __init__(self, run: RunDir, attempt: int, num_rollout: int, log: EventLog) -> None:
         self._run = run
         self._attempt = attempt
+        self._num_rollout = num_rollout
         self._log = log
         self._phase = "bring_up"
         self._round = 0
@@ -45,7 +55,7 @@ class RunRecorder:
             **metrics,
         }
         append_jsonl(self._run.metrics, row)
-        say(f"round {round_}: reward {row['rollout/raw_reward']:.3f}")
+        say(round_line(row, self._num_rollout))
 
     def finished(self, groups: Groups) -> None:
         """The answers of the exported policy, which was not trained on them."""
@@ -57,6 +67,13 @@ class RunRecorder:
             beat = {"time": time.time(), "attempt": self._attempt, "phase": self._phase, "round": self._round}
             write_json(self._run.heartbeat, beat)
             time.sleep(HEARTBEAT_S)
+
+
+def round_line(row: Mapping[str, Any], num_rollout: int) -> str:
+    """One row of ``metrics.jsonl`` as one line; a metric that the row lacks is left out."""
+    width = len(str(num_rollout - 1))
+    metrics = [form.format(row[name]) for name, form in _ROUND_COLUMNS if row.get(name) is not None]
+    return "  ".join([f"round {row['round']:{width}} of 0-{num_rollout - 1}", *metrics])
 
 
 def rollout_metrics(groups: Groups) -> dict[str, float]:

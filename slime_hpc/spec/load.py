@@ -129,7 +129,8 @@ def apply_flags(tree: Tree, flags: Sequence[str]) -> None:
     while words:
         flag = words.pop(0)
         if flag not in destinations:
-            raise ProfileError([Finding("", f"not an option that this version applies{did_you_mean(flag, destinations)}", flag)])
+            hint = did_you_mean(flag, destinations)
+            raise ProfileError([Finding("", f"not an option that this version applies{hint}", flag)])
         if not words or words[0].startswith("--"):
             raise ProfileError([Finding("", "needs a value", flag)])
         tree.set(destinations[flag], parse_value(words.pop(0), flag), flag)

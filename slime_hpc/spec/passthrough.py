@@ -42,7 +42,6 @@ class SglangArgs(Strict):
     chunked_prefill_size: int | None = Field(default=None, ge=-1)
     schedule_policy: SchedulePolicy | None = None
     schedule_conservativeness: float | None = Field(default=None, gt=0)
-    log_level: Literal["debug", "info", "warning", "error"] | None = None
     stream_interval: int | None = Field(default=None, ge=1)
     watchdog_timeout: float | None = Field(default=None, gt=0)
 
@@ -89,6 +88,11 @@ SGLANG_OWNED = {
     "tokenizer_path": "set model.hf_checkpoint instead",
     "host": _SERVER,
     "port": _SERVER,
+    "grpc_port": "its listener would not ask for the engine's keys",
+    "tokenizer_worker_num": "further workers would not ask for the engine's keys",
+    "served_model_name": "it is the run's name",
+    "log_level": "`slime-hpc logs RUN engine-0` relies on it",
+    "log_level_http": "one line a request would drown the log",
     "nccl_port": _SERVER,
     "dist_init_addr": _SERVER,
     "nnodes": _LAYOUT,

@@ -101,7 +101,7 @@ class Agent:
             self._attempt.node(self._node),
             {"node": self._node, "role": self._role, "host": self._host, "control": self._control.address, **pids},
         )
-        self._log("raylet_up", role=self._role, host=self._host, **pids)
+        self._log("raylet_up", role=self._role, host=self._host, temp_dir=str(self._temp_dir), **pids)
         return process
 
     @property

@@ -20,6 +20,7 @@ from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.slurm.commands import SlurmCli
 from slime_hpc.slurm.steps import Step
 from slime_hpc.supervisor.cause import Cause, Ending, cause_of_signal, describe_exit
+from slime_hpc.supervisor.raylet import ray_auth_env
 from slime_hpc.supervisor.signals import SignalInbox
 from slime_hpc.supervisor.sweep import TAG, tag
 from slime_hpc.supervisor.teardown import tear_down
@@ -105,7 +106,8 @@ class Supervisor:
 
     def _start_driver(self, node: str, arguments: list[str]) -> None:
         # The tag goes in by env(1), not through srun's own environment: the sweep must not find srun.
-        tagged = ["env", f"{TAG}={tag(self._plan.token, self._plan.attempt, node)}"]
+        environ = {TAG: tag(self._plan.token, self._plan.attempt, node), **ray_auth_env(self._attempt.ray_token)}
+        tagged = ["env", *(f"{name}={value}" for name, value in environ.items())]
         self._start_step(
             Step(
                 name="driver",

@@ -74,14 +74,18 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
     return {
         **kept,
         TAG: config.tag,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(config.token_file),
+        **ray_auth_env(config.token_file),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         "OMP_NUM_THREADS": str(max(1, config.cpus // max(1, sum(config.resources.values())))),
         "TOKENIZERS_PARALLELISM": "false",
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(config.temp_dir / "inductor"),
     }
+
+
+def ray_auth_env(token_file: Path) -> dict[str, str]:
+    """Ray's processes listen on every interface, so the token is all that keeps others out. Read at import of ray."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
 
 
 def start_raylet(config: RayletConfig, log: Path) -> subprocess.Popen[bytes]:

@@ -12,8 +12,11 @@ TAG = "SLIME_HPC_TAG"
 
 
 def tag(token: str, attempt: int, node: str) -> str:
-    """Value of the variable for everything that an attempt starts on one node."""
-    return f"{token}.a{attempt}.{node}"
+    """Value of the variable for everything that an attempt starts on one node.
+
+    It has an end mark: no node's tag is the beginning of another's.
+    """
+    return f"{token}.a{attempt}.{node}/"
 
 
 def sweep(prefix: str, *, timeout_s: float) -> list[int]:

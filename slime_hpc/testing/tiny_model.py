@@ -61,7 +61,7 @@ def make_tiny_qwen3(directory: Path, seed: int = 0) -> bool:
 
 
 def _marker(directory: Path) -> Path:
-    return directory / "tiny_model.json"
+    return directory / ".tiny-model.json"
 
 
 def _read_marker(directory: Path) -> object:

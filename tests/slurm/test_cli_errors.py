@@ -19,13 +19,13 @@ pytestmark = pytest.mark.usefixtures("devcluster")
 
 def slime_hpc(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from slime_hpc.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environ, timeout=120)
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=os.environ | environ, timeout=120)
 
 
 def queued() -> list[str]:
-    """Ids of every job slurmctld knows, ended ones too."""
-    squeue = ["squeue", "--noheader", "--states=all", "--format=%A"]
-    return subprocess.run(squeue, capture_output=True, text=True, check=True).stdout.split()
+    """Every job that waits or runs. (A refused one stays a while, as FAILED.)"""
+    squeue = ["squeue", "--noheader", "--states=PENDING,RUNNING", "--format=%A %T"]
+    return subprocess.run(squeue, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 @pytest.fixture
@@ -82,12 +82,6 @@ def test_no_slurm_on_the_path(quickstart: Path, nothing_happens: Path) -> None:
     assert "is not on PATH" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_slurmctld_not_there(quickstart: Path, nothing_happens: Path) -> None:
-    done = slime_hpc("submit", quickstart, "--set", f"run_dir={nothing_happens}", SLURM_CONF="/nowhere/slurm.conf")
-    assert done.returncode == 1
-    assert "scontrol failed" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_dry_run_is_accepted(quickstart: Path, nothing_happens: Path) -> None:
     done = slime_hpc("submit", quickstart, "--set", f"run_dir={nothing_happens}", "--dry-run")
     assert (done.returncode, done.stderr) == (0, "dry run, nothing submitted; Slurm accepts it\n")
@@ -100,7 +94,8 @@ def test_an_awkward_run_directory_in_use_and_cancel(quickstart: Path, tmp_path: 
     submit = ["submit", quickstart, "--json", "--set", f'run_dir="{run}"', *begin]
     record = json.loads(slime_hpc(*submit).stdout)
     try:
-        shown = subprocess.run(["scontrol", "show", "job", record["job_id"]], capture_output=True, text=True).stdout
+        show = ["scontrol", "show", "job", record["job_id"]]
+        shown = subprocess.run(show, check=True, capture_output=True, text=True).stdout
         assert f"StdOut={run}/slurm-{record['job_id']}.out" in shown
         assert "Partition=train" in shown and "Partition=rollout" in shown and f"Comment={record['token']}" in shown
 

@@ -102,7 +102,8 @@ def test_every_shipped_cluster_profile_loads() -> None:
 
 
 def test_findings_come_all_at_once_with_their_lines(quickstart: Path) -> None:
-    text = quickstart.read_text().replace("num_rollout: 50 ", "num_rollouts: 50 ").replace("  nodes: 1", "  nodes: two", 1)
+    text = quickstart.read_text().replace("num_rollout: 50 ", "num_rollouts: 50 ")
+    text = text.replace("  nodes: 1", "  nodes: two", 1)
     quickstart.write_text(text)
     (quickstart.parent / "model" / "tokenizer.json").unlink()
     with pytest.raises(ProfileError) as error:
@@ -139,11 +140,11 @@ def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Re
         ("time_limit_s=1800", "time_limit_s: unknown key; did you mean 'time_limit'?"),
         ("lr=1e-6", "lr: unknown key; did you mean algorithm.lr?"),
         ("layout=split", "layout: \"split\" is not one of 'het'"),
-        ("name=a b", "name: \"a b\" does not match"),
+        ("name=a b", 'name: "a b" does not match'),
         ("cluster=devclster", "cluster: no cluster profile is named 'devclster'; did you mean 'devcluster'?"),
         ("cluster=./nowhere.yaml", "does not exist"),
         ("run_dir=$NOPE/x", 'run_dir: "$NOPE/x": $NOPE is not known here; write the path out'),
-        ("run_dir=''", "run_dir: \"\": is empty"),
+        ("run_dir=''", 'run_dir: "": is empty'),
         ("run_dir=/tmp/100%j", 'has "%", which Slurm\'s output option cannot take'),
         ('run_dir="/tmp/a\\nb"', "which Slurm's output option cannot take"),
         ("rollout.gpus_per_node=3", "rollout: 1 node × 3 GPUs a node = 3 engines of 1 GPU, but this version runs one"),
@@ -239,7 +240,10 @@ def test_overrides(quickstart: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--wieght-decay", "1"), "--wieght-decay: not an option that this version applies; did you mean '--weight-decay'?"),
+        (
+            ("--wieght-decay", "1"),
+            "--wieght-decay: not an option that this version applies; did you mean '--weight-decay'?",
+        ),
         (("--weight-decay",), "--weight-decay: needs a value"),
         (("--weight-decay", "--clip-grad", "1"), "--weight-decay: needs a value"),
         (("stray",), "stray: not an option"),

@@ -210,7 +210,9 @@ def test_cancel_of_an_ended_run_asks_nothing(run: RunDir) -> None:
     assert cancel_run(read_records(run), DeafSlurm()) == (JOB, False)
 
 
-def test_cancel_that_slurm_refuses_leaves_no_marker(run: RunDir, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_that_slurm_refuses_leaves_no_marker(
+    run: RunDir, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise ClusterError("Access denied")
 
@@ -218,5 +220,3 @@ def test_cancel_that_slurm_refuses_leaves_no_marker(run: RunDir, slurm: FakeSlur
     with pytest.raises(ClusterError, match="denied"):
         cancel_run(read_records(run), slurm)
     assert not run.attempt(1).cancel_marker.exists()
-
-

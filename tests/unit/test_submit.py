@@ -129,7 +129,7 @@ def test_run_dir_in_use(profile: Profile) -> None:
 def test_run_dir_of_somebody_else(profile: Profile) -> None:
     profile.spec.run_dir.mkdir()
     (profile.spec.run_dir / "thesis.tex").touch()
-    with pytest.raises(UserError, match="is not empty \\(it holds thesis.tex\\)"):
+    with pytest.raises(UserError, match=r"is not empty \(it holds thesis\.tex\)"):
         submit_run(profile, FakeSlurm(), supervise)
     assert tree(profile.spec.run_dir) == ["thesis.tex"]
 
@@ -151,7 +151,9 @@ def test_unknown_partition(quickstart: Path, tmp_path: Path, submit: object) -> 
     sets = [f"run_dir={tmp_path}/run", "rollout.partition=rollouts", "rollout.cpus_per_task=1"]
     with pytest.raises(ProfileError) as error:
         submit(load_profile(quickstart, sets=sets), FakeSlurm())  # type: ignore[operator]
-    message = "--set rollout.partition=rollouts: rollout.partition: Slurm has no partition 'rollouts' here; did you mean"
+    message = (
+        "--set rollout.partition=rollouts: rollout.partition: Slurm has no partition 'rollouts' here; did you mean"
+    )
     assert message in str(error.value)
     assert not (tmp_path / "run").exists()
 

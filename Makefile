@@ -1,0 +1,44 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3.11
+BIN := .venv/bin
+LOCK := requirements/cpu-py311.txt
+STAMP := .venv/.installed
+APT := slurm-wlm slurmdbd munge mariadb-server iproute2
+
+.PHONY: demo test check soak setup system lock clean
+
+demo: setup system
+	examples/quickstart/demo.sh
+
+test: setup system
+	$(BIN)/pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh' '*.sbatch')
+
+setup: $(STAMP)
+
+# uv installs the lock: pip takes minutes for the same, and fills the disk twice.
+$(STAMP): $(LOCK) requirements/bootstrap.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH; install Python 3.11, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes $(LOCK) requirements/bootstrap.txt
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $(STAMP)
+
+system:
+	@command -v slurmctld slurmdbd munged mariadbd ip >/dev/null && exit 0; \
+	if [ "$$(id -u)" != 0 ]; then echo "missing system packages; as root: apt-get install $(APT)" >&2; exit 1; fi; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(APT) >/dev/null
+
+lock: setup
+	echo 'uv' | $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements/bootstrap.txt
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras pyproject.toml -o $(LOCK)
+
+clean:
+	rm -rf .venv build dist

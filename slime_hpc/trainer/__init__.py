@@ -1,0 +1,1 @@
+"""The policy in Megatron-core: model, optimizer step, state on disk."""

@@ -1,0 +1,194 @@
+"""One rank of the trainer, as a plain class; the driver makes a Ray actor of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import TCPStore
+
+from slime_hpc.device import get_device
+from slime_hpc.plan import JobPlan
+from slime_hpc.records import fsync_dir, read_json, write_json
+from slime_hpc.spec.passthrough import MegatronArgs
+from slime_hpc.trainer.hf_weights import HfWeights, Layout, gather_weights, load_weights, model_layouts, weight_metas
+from slime_hpc.types import ShardReport, TensorMeta, TrainBatch
+
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+
+TIMEOUT = timedelta(minutes=10)
+"""For the ranks to meet, and for any one collective."""
+
+COPIED = re.compile(r"(?!\.|config\.json$|.*\.index\.json$).*\.(json|txt|model|jinja)")
+"""Files that an exported model takes from the HF checkpoint: tokenizer, chat template, generation defaults."""
+
+
+class TrainerRank:
+    """Model, optimizer and process group of rank ``rank`` of ``world_size``.
+
+    ``setup`` is called once, then any other method; those marked collective on all ranks alike. ``step`` counts
+    the optimizer updates so far.
+    """
+
+    def __init__(self, plan: JobPlan, rank: int, world_size: int) -> None:
+        self._spec = plan.spec
+        self._device = get_device(plan.cluster.device)
+        self._megatron = MegatronArgs.model_validate(plan.spec.trainer.megatron)
+        self._tensor_parallel = self._megatron.tensor_model_parallel_size or 1
+        self.rank = rank
+        self.world_size = world_size
+        self.step = 0
+        self._store: TCPStore | None = None
+        self._model: GPTModel
+        self._ddp: DistributedDataParallel
+        self._optimizer: MegatronOptimizer
+        self._layouts: dict[str, Layout]
+
+    def rendezvous(self, host: str) -> tuple[str, int]:
+        """Rank 0 opens the store the ranks meet at, on an address of its node that others reach.
+
+        Returns address and port; it listens from now on, so that no other process can take the port.
+        """
+        listener = socket.create_server((host, 0))
+        port: int = listener.getsockname()[1]
+        self._store = TCPStore(
+            host,
+            port,
+            self.world_size,
+            is_master=True,
+            timeout=TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        return host, port
+
+    def setup(self, master_host: str, master_port: int) -> None:
+        """Join the other ranks, build the model and load its HF weights. Collective."""
+        self._device.prepare_trainer()
+        self._join(master_host, master_port)
+        self._build()
+
+    def train(self, batch: TrainBatch) -> dict[str, float]:
+        """One optimizer step over the whole batch, which every rank is given. Collective."""
+        from slime_hpc.trainer.step import train_step
+
+        temperature = self._spec.sampling.rollout_temperature
+        metrics = train_step(self._ddp, self._optimizer, batch, self._spec.algorithm, temperature=temperature)
+        self.step += 1
+        return metrics
+
+    def named_hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """HF name and whole tensor, in the order of ``weight_metas``. Collective, as it is iterated."""
+        from megatron.core import parallel_state
+
+        return gather_weights(self._model, self._layouts, parallel_state.get_tensor_model_parallel_group())
+
+    def weight_metas(self) -> list[TensorMeta]:
+        return weight_metas(self._model, self._layouts, self._tensor_parallel)
+
+    def save(self, directory: Path) -> list[ShardReport]:
+        """Write this rank's part of a new checkpoint directory; reported files are on disk for good. Collective."""
+        from slime_hpc.trainer.state import save_state
+
+        return save_state(directory, self._model, self._optimizer, self.step)
+
+    def load(self, directory: Path) -> None:
+        """Go on exactly where ``save`` was called, on as many ranks. Collective."""
+        from slime_hpc.trainer.state import load_state
+
+        self.step = load_state(directory, self._model, self._optimizer)
+
+    def export_hf(self, directory: Path) -> None:
+        """Write a model that transformers loads; replaces an older one. Collective; rank 0 writes.
+
+        A kill leaves the new model, the old one (perhaps as a hidden sibling) or none, never a part.
+        """
+        kept = {name: tensor.cpu() for name, tensor in self.named_hf_tensors() if self.rank == 0}
+        if self.rank == 0:
+            write_hf_model(directory, self._spec.model.hf_checkpoint, kept)
+        torch.distributed.barrier()
+
+    def shutdown(self) -> None:
+        """Leave the process group."""
+        torch.distributed.destroy_process_group()
+        self._store = None
+
+    def _join(self, master_host: str, master_port: int) -> None:
+        from megatron.core import parallel_state, tensor_parallel
+
+        if self._store is None:
+            self._store = TCPStore(master_host, master_port, self.world_size, is_master=False, timeout=TIMEOUT)
+        torch.distributed.init_process_group(
+            self._device.backend, store=self._store, rank=self.rank, world_size=self.world_size, timeout=TIMEOUT
+        )
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=self._tensor_parallel, distributed_timeout_minutes=TIMEOUT.seconds // 60
+        )
+        torch.manual_seed(self._spec.seed)
+        tensor_parallel.model_parallel_cuda_manual_seed(self._spec.seed)
+
+    def _build(self) -> None:
+        from megatron.core import parallel_state
+        from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+        from megatron.core.optimizer import get_megatron_optimizer
+
+        from slime_hpc.trainer.model import build_model, read_hf_config
+
+        checkpoint = self._spec.model.hf_checkpoint
+        config = read_hf_config(checkpoint)
+        self._model = build_model(config, self._device.torch_dtype(), self._tensor_parallel)
+        self._layouts = model_layouts(self._model.config, tied=config.tie_word_embeddings)
+        tp_rank = parallel_state.get_tensor_model_parallel_rank()
+        load_weights(self._model, self._layouts, HfWeights(checkpoint), tp_rank, self._tensor_parallel)
+        self._ddp = DistributedDataParallel(self._model.config, DistributedDataParallelConfig(), self._model)
+        self._optimizer = get_megatron_optimizer(self._optimizer_config(), [self._ddp])
+
+    def _optimizer_config(self) -> OptimizerConfig:
+        from megatron.core.optimizer import OptimizerConfig
+
+        given = self._megatron.model_dump(exclude_none=True, exclude={"tensor_model_parallel_size"})
+        dtype = self._device.torch_dtype()
+        return OptimizerConfig(optimizer="adam", lr=self._spec.algorithm.lr, params_dtype=dtype, **given)
+
+
+def write_hf_model(directory: Path, source: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """``source`` with these weights, in ``directory``: tokenizer and config are its own, but for the dtype."""
+    from safetensors.torch import save_file
+
+    new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    for path in source.iterdir():
+        if COPIED.fullmatch(path.name):
+            shutil.copyfile(path, new / path.name)
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    config = {key: value for key, value in read_json(source / "config.json").items() if key != "torch_dtype"}
+    write_json(new / "config.json", {**config, "dtype": dtype})
+    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    _sync_tree(new)
+    if directory.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(directory, old)
+    os.replace(new, directory)
+    fsync_dir(directory.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in directory.rglob("*"):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    fsync_dir(directory)

@@ -1,0 +1,119 @@
+"""Runs for tests: submit the quickstart as a user does, follow it by its files, look for what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from slime_hpc.records import read_json, read_jsonl
+from slime_hpc.run_dir import AttemptDir, RunDir
+from slime_hpc.supervisor.sweep import TAG
+
+QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+T = TypeVar("T")
+
+
+def slime_hpc(*arguments: object) -> str:
+    """Standard output of one command."""
+    command = [sys.executable, "-c", "from slime_hpc.cli import main; main()", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wait_for(look: Callable[[], T | None], timeout_s: float, what: str) -> T:
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what} did not come within {timeout_s:g} s"
+        time.sleep(0.2)
+    return found
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One submitted quickstart."""
+
+    __test__ = False
+    dir: RunDir
+    job_id: str
+    token: str
+
+    @property
+    def attempt(self) -> AttemptDir:
+        return self.dir.attempt(1)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.dir.metrics))
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        rows = [row for path in self.dir.all_events() for row in read_jsonl(path)]
+        return [row for row in rows if name in (None, row["event"])]
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(slime_hpc("status", self.dir.path, "--json"))
+        return status
+
+    def wait_for_round(self, number: int, timeout_s: float = 240) -> None:
+        """The run must not end before."""
+
+        def look() -> bool:
+            ended = self.attempt.ended
+            assert not ended.exists(), f"the run ended early: {ended.read_text()}"
+            return len(self.rounds()) > number
+
+        wait_for(look, timeout_s, f"round {number}")
+
+    def wait_for_end(self, timeout_s: float) -> dict[str, Any]:
+        """``ended.json``."""
+        wait_for(self.attempt.ended.exists, timeout_s, f"the end of {self.dir.path}")
+        ended: dict[str, Any] = read_json(self.attempt.ended)
+        return ended
+
+    def processes(self) -> dict[int, str]:
+        """Everything of this run that runs on this machine, by its tag or by naming its directory."""
+        return {process.pid: line for process in psutil.process_iter() if (line := self._command_if_ours(process))}
+
+    def _command_if_ours(self, process: psutil.Process) -> str:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return ""
+            line = " ".join(process.cmdline())
+            ours = process.environ().get(TAG, "").startswith(self.token) or str(self.dir.path) in line
+        except psutil.Error:
+            return ""
+        return line if ours else ""
+
+    def leftovers(self) -> list[str]:
+        """After a grace for Slurm to collect its own processes: what is still there."""
+        deadline = time.monotonic() + 15
+        while (left := [*self.processes().values(), *map(str, self.scratch())]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return left
+
+    def scratch(self) -> list[Path]:
+        """Temporary directories of its nodes, by the event that names them."""
+        return [path for row in self.events("raylet_up") if (path := Path(row["temp_dir"])).exists()]
+
+
+def submit_quickstart(directory: Path, model: Path, **settings: object) -> TestRun:
+    """A copy of the example, with keys of its profile set."""
+    profile_dir = directory / "quickstart"
+    profile_dir.mkdir()
+    for name in ("profile.yaml", "prompts.jsonl", "reward.py"):
+        shutil.copy(QUICKSTART / name, profile_dir)
+    run_dir = directory / "run"
+    sets = {"run_dir": run_dir, "model.hf_checkpoint": model, **settings}
+    options = [f"--set={key}={value}" for key, value in sets.items()]
+    record = json.loads(slime_hpc("submit", profile_dir / "profile.yaml", "--json", *options))
+    return TestRun(RunDir(run_dir), record["job_id"], record["token"])
+
+
