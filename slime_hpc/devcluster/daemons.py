@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -115,10 +116,8 @@ def kill_all(find: Callable[[], list[int]], *, timeout_s: float = 10) -> int:
 
 
 def _signal(pid: int, signum: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # it ended between the look and the signal, as wanted
         os.kill(pid, signum)
-    except ProcessLookupError:
-        pass  # it ended between the look and the signal, as wanted
 
 
 def wait_until(what: str, condition: Callable[[], bool], *, timeout_s: float, explain: Callable[[], str]) -> None:

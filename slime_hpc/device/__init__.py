@@ -35,4 +35,4 @@ def get_device(kind: Literal["cuda", "cpu"]) -> Device:
         from slime_hpc.device.cpu import CpuDevice
 
         return CpuDevice()
-    raise UserError("device: cuda has not run in this version; use a cluster profile with `device: cpu` (the devcluster)")
+    raise UserError("device: cuda has not run in this version; use a cluster profile with `device: cpu`, as devcluster")

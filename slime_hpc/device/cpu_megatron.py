@@ -7,6 +7,7 @@ Nothing of torch itself is changed: only the modules of megatron-core named here
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ _TORCH = _Namespace(
 
 _REDIRECTED = (
     "megatron.core.tensor_parallel.random",  # seeds the CUDA generator and swaps its state
+    "megatron.core.tensor_parallel.layers",  # weights on current_device()
     "megatron.core.tensor_parallel.mappings",  # gathers into torch.cuda.current_device()
     "megatron.core.utils",  # attention scores in a buffer on current_device()
     "megatron.core.transformer.utils",  # causal mask on device="cuda"
@@ -68,14 +70,15 @@ def redirect_cuda() -> None:
     """Make megatron-core usable in this process. Doing it again changes nothing."""
     with _unimportable("flash_mla"):
         modules = {name: importlib.import_module(name) for name in _REDIRECTED}
-        # Attention tries flash_mla; importing it while that is out of reach spares later importers the question.
-        importlib.import_module("megatron.core.transformer.attention")
+        importlib.import_module("megatron.core.transformer.attention")  # the one that tries to import flash_mla
     for module in modules.values():
         vars(module)["torch"] = _TORCH
     # It calls private functions of torch's CUDA extension, past any torch.cuda.
     vars(modules["megatron.core.tensor_parallel.random"])["_set_cuda_rng_state"] = _set_rng_state
     # It asserts that every gradient's type is torch.cuda.FloatTensor.
     vars(modules["megatron.core.optimizer.optimizer"])["clip_grad_by_total_norm_fp32"] = _clip_grads
+    # It warns when a "CUDA" generator in use moves the CPU's: here they are one.
+    logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
 
 
 def _set_rng_state(new_state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import ray.util
+from ray.exceptions import RayTaskError
 
 from slime_hpc.device import get_device
+from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.rollout.engine import EngineServer
 from slime_hpc.run_dir import RunDir
 from slime_hpc.trainer.ranks import TrainerRank
-from slime_hpc.types import ShardReport, TensorMeta, TrainBatch
+from slime_hpc.types import Role, ShardReport, TensorMeta, TrainBatch
 from slime_hpc.weight_sync.distributed import WeightSender
 
 
@@ -117,6 +119,22 @@ def _redirect_output(plan: JobPlan, who: str) -> None:
     os.dup2(fd, sys.stderr.fileno())
 
 
-async def gather(refs: Sequence[Any]) -> list[Any]:
-    """Results of several actor calls, in order; the first failure is raised."""
-    return list(await asyncio.gather(*(asyncio.wrap_future(ref.future()) for ref in refs)))
+class ActorFailed(ClusterError):
+    """An actor's method raised something that is not the user's to mend; the driver's log has its traceback."""
+
+    def __init__(self, role: Role, cause: BaseException) -> None:
+        self.role = role
+        super().__init__(f"the {role} failed: {type(cause).__name__}: {cause}")
+
+
+async def gather(role: Role, refs: Sequence[Any]) -> list[Any]:
+    """Results of calls of one role's actors, in order; the first failure is raised.
+
+    UserError as it was raised, ActorFailed for other exceptions, RayActorError for an actor that is gone.
+    """
+    try:
+        return list(await asyncio.gather(*(asyncio.wrap_future(ref.future()) for ref in refs)))
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise error.cause from error
+        raise ActorFailed(role, error.cause) from error

@@ -74,17 +74,23 @@ async def _place_actors(plan: JobPlan) -> tuple[list[Member], list[Member]]:
 
     trainers = [place(TrainerActor, Role.TRAINER, rank) for rank in range(plan.trainer_ranks)]
     engines = [place(EngineActor, Role.ROLLOUT, index) for index in range(plan.engines)]
-    nodes = await within(ACTORS_TIMEOUT_S, "the actors", gather([a.node.remote() for a in (*trainers, *engines)]))
+    asked = (
+        gather(Role.TRAINER, [a.node.remote() for a in trainers]),
+        gather(Role.ROLLOUT, [a.node.remote() for a in engines]),
+    )
+    trainer_nodes, engine_nodes = await within(ACTORS_TIMEOUT_S, "the actors", asyncio.gather(*asked))
     return (
-        [Member(actor, Role.TRAINER, nodes[i], f"trainer rank {i}") for i, actor in enumerate(trainers)],
-        [Member(actor, Role.ROLLOUT, nodes[len(trainers) + i], f"engine {i}") for i, actor in enumerate(engines)],
+        [Member(actor, Role.TRAINER, trainer_nodes[i], f"trainer rank {i}") for i, actor in enumerate(trainers)],
+        [Member(actor, Role.ROLLOUT, engine_nodes[i], f"engine {i}") for i, actor in enumerate(engines)],
     )
 
 
 async def _set_up_trainers(trainers: list[Member], log: EventLog) -> list[TensorMeta]:
-    host, port = (await within(ACTORS_TIMEOUT_S, "rank 0", gather([trainers[0].actor.rendezvous.remote()])))[0]
+    host, port = (
+        await within(ACTORS_TIMEOUT_S, "rank 0", gather(Role.TRAINER, [trainers[0].actor.rendezvous.remote()]))
+    )[0]
     setups = [rank.actor.setup.remote(host, port) for rank in trainers]
-    tensors: list[TensorMeta] = (await within(SETUP_TIMEOUT_S, "the trainer's set-up", gather(setups)))[0]
+    tensors: list[TensorMeta] = (await within(SETUP_TIMEOUT_S, "the trainer's set-up", gather(Role.TRAINER, setups)))[0]
     log("trainer_ready", ranks=len(trainers), nodes=sorted({rank.node for rank in trainers}))
     say(f"trainer is ready: {len(trainers)} rank(s)")
     return tensors
@@ -93,12 +99,12 @@ async def _set_up_trainers(trainers: list[Member], log: EventLog) -> list[Tensor
 async def _start_engines(plan: JobPlan, run: RunDir, engines: list[Member], log: EventLog) -> list[EngineClient]:
     attempt = run.attempt(plan.attempt)
     started = await within(
-        ACTORS_TIMEOUT_S, "the engines' processes", gather([e.actor.start.remote() for e in engines])
+        ACTORS_TIMEOUT_S, "the engines' processes", gather(Role.ROLLOUT, [e.actor.start.remote() for e in engines])
     )
     for engine, (url, pid) in zip(engines, started, strict=True):
         log("engine_started", engine=engine.name, node=engine.node, url=url, pid=pid)
     healthy = [engine.actor.wait_healthy.remote(ENGINE_TIMEOUT_S) for engine in engines]
-    await within(ENGINE_TIMEOUT_S, "healthy engines", gather(healthy))
+    await within(ENGINE_TIMEOUT_S, "healthy engines", gather(Role.ROLLOUT, healthy))
     say(f"engines are healthy: {len(engines)}")
     for engine, (url, _) in zip(engines, started, strict=True):
         log("engine_healthy", engine=engine.name, node=engine.node, url=url)
@@ -123,10 +129,10 @@ def _load_prompts(plan: JobPlan) -> PromptSource:
 async def _connect_weights(plan: JobPlan, trainers: list[Member], clients: list[EngineClient]) -> str:
     group = group_name(plan.attempt, membership=0)
     rank0 = trainers[0].actor
-    host, port = (await gather([rank0.listen_for_engines.remote(SYNC_TIMEOUT_S)]))[0]
+    host, port = (await gather(Role.TRAINER, [rank0.listen_for_engines.remote(SYNC_TIMEOUT_S)]))[0]
 
     async def join(world_size: int) -> None:
-        await gather([rank0.join_engines.remote(world_size, group)])
+        await gather(Role.TRAINER, [rank0.join_engines.remote(world_size, group)])
 
     await connect(
         clients,

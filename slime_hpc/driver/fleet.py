@@ -19,7 +19,7 @@ from slime_hpc.rollout.client import EngineClient
 from slime_hpc.rollout.data import PromptSource
 from slime_hpc.rollout.generate import generate_groups
 from slime_hpc.run_dir import RunDir
-from slime_hpc.types import Groups, TensorMeta, TrainBatch, WeightVersion
+from slime_hpc.types import Groups, Role, TensorMeta, TrainBatch, WeightVersion
 from slime_hpc.weight_sync.transaction import publish
 
 GENERATE_TIMEOUT_S = 3600.0
@@ -106,11 +106,13 @@ class RayFleet:
             await client.__aexit__(None, None, None)
         try:
             await within(
-                STOP_TIMEOUT_S, "the end of the engines", gather([e.actor.kill.remote() for e in self.engines])
+                STOP_TIMEOUT_S,
+                "the end of the engines",
+                gather(Role.ROLLOUT, [e.actor.kill.remote() for e in self.engines]),
             )
         except DeadlineExceeded as error:
             self.log("engines_not_stopped", detail=str(error))  # the agents sweep their nodes next
 
     async def _all_ranks(self, method: str, seconds: float, *arguments: Any) -> list[Any]:
         refs = [getattr(rank.actor, method).remote(*arguments) for rank in self.trainers]
-        return await within(seconds, f"the trainer's {method}", gather(refs))
+        return await within(seconds, f"the trainer's {method}", gather(Role.TRAINER, refs))

@@ -11,6 +11,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayError
 
+from slime_hpc.driver.actors import ActorFailed
 from slime_hpc.driver.deadline import say
 from slime_hpc.errors import SlimeHpcError, UserError
 from slime_hpc.rollout.client import EngineError
@@ -91,6 +92,8 @@ def fault_of_loop(error: BaseException) -> Fault:
 
 
 def _role_of(error: BaseException) -> Role | None:
+    if isinstance(error, ActorFailed):
+        return error.role
     if isinstance(error, EngineError):
         return Role.ROLLOUT
     if isinstance(error, WeightSyncError | RayActorError):

@@ -195,8 +195,8 @@ def check_model_dir(path: Path) -> Findings:
     """Files only: what they hold is the engines' matter."""
     key = "model.hf_checkpoint"
     if not path.exists():
-        hint = f"download it, for example: hf download Qwen/Qwen3-0.6B --local-dir {path}"
-        yield Finding(key, f"{path} does not exist; {hint}")
+        hint = f"download one (hf download NAME --local-dir {path}), or make a tiny random one to try things out: "
+        yield Finding(key, f"{path} does not exist; {hint}python -m slime_hpc.testing.tiny_model {path}")
         return
     if not path.is_dir():
         yield Finding(key, f"{path} is not a directory; name the one that holds config.json")

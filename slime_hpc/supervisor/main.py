@@ -153,8 +153,19 @@ class Supervisor:
             if (driver := self._steps["driver"].poll()) is not None and self._attempt.outcome.exists():
                 return self._ending_of_driver(driver)
             time.sleep(POLL_S)
-        detail = f"the {role} step ended with {describe_exit(returncode)}; see {self._attempt.log(f'step-{role}')}"
-        return Ending(Cause.NODE_FAILURE, detail, role)
+        return self._agents_account(role) or Ending(
+            Cause.NODE_FAILURE,
+            f"the {role} step ended with {describe_exit(returncode)}; see {self._attempt.log(f'step-{role}')}",
+            role,
+        )
+
+    def _agents_account(self, role: Role) -> Ending | None:
+        """What an agent of that role wrote of its own end, for a driver that was not up yet."""
+        for path in sorted(self._attempt.path.glob("events-agent-*.jsonl")):
+            for row in read_jsonl(path):
+                if row["event"] in ("raylet_died", "raylet_failed") and row["role"] == role:
+                    return Ending(Cause.NODE_FAILURE, row["detail"], role, row["node"])
+        return None
 
     def _ending_of_signal(self, number: signal.Signals) -> Ending:
         marker = self._attempt.cancel_marker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,13 +38,14 @@ class Layout:
     def join(self, tensors: list[Tensor], rank: int, size: int) -> Tensor:
         """Whole HF tensors → this rank's parameter."""
         parts = tensors if self.split_dim is None else [t.chunk(size, self.split_dim)[rank] for t in tensors]
-        return torch.cat([p.unflatten(0, (self.groups, -1)) for p in parts], dim=1).flatten(0, 1)
+        return torch.cat([p.reshape(self.groups, -1, *p.shape[1:]) for p in parts], dim=1).flatten(0, 1)
 
     def separate(self, parameter: Tensor) -> list[Tensor]:
         """This rank's parameter → its cut of each HF tensor."""
-        grouped = parameter.unflatten(0, (self.groups, -1))
+        grouped = parameter.reshape(self.groups, -1, *parameter.shape[1:])
         unit = grouped.shape[1] // sum(self.shares)
-        return [p.flatten(0, 1) for p in grouped.split([share * unit for share in self.shares], dim=1)]
+        pieces = torch.split(grouped, [share * unit for share in self.shares], dim=1)
+        return [piece.flatten(0, 1) for piece in pieces]
 
     def whole_shape(self, cut: Tensor, size: int) -> tuple[int, ...]:
         return tuple(n * size if dim == self.split_dim else n for dim, n in enumerate(cut.shape))
@@ -93,8 +94,8 @@ class HfWeights:
         from safetensors import safe_open
 
         self.directory = directory
-        self._files = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
-        self._file_of = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118 - not a dict
+        files: list[Any] = [safe_open(path, "pt") for path in sorted(directory.glob("*.safetensors"))]
+        self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dict
 
     def read(self, name: str) -> Tensor:
         tensor: Tensor = self._file_of[name].get_tensor(name)
@@ -131,9 +132,7 @@ def load_weights(model: GPTModel, layouts: Mapping[str, Layout], weights: HfWeig
             parameters[name].copy_(layout.join(tensors, rank, size))
 
 
-def _require_shapes(
-    weights: HfWeights, layout: Layout, tensors: list[Tensor], parameter: Tensor, size: int
-) -> None:
+def _require_shapes(weights: HfWeights, layout: Layout, tensors: list[Tensor], parameter: Tensor, size: int) -> None:
     for hf_name, tensor, cut in zip(layout.hf_names, tensors, layout.separate(parameter), strict=True):
         wanted = layout.whole_shape(cut, size)
         if tuple(tensor.shape) != wanted:

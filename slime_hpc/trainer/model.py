@@ -80,8 +80,8 @@ def megatron_config(config: HfConfig, dtype: torch.dtype, tensor_parallel: int) 
         attention_dropout=0.0,
         tensor_model_parallel_size=tensor_parallel,
         params_dtype=dtype,
-        perform_initialization=False,  # the weights are loaded
-        use_cpu_initialization=True,
+        # Although weights are loaded: it also marks those split over ranks, which the gradient norm must know.
+        perform_initialization=True,
         # Fused kernels, which only CUDA builds of apex or Transformer Engine have.
         masked_softmax_fusion=False,
         bias_activation_fusion=False,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from slime_hpc.device import get_device
 from slime_hpc.plan import JobPlan
@@ -24,7 +24,7 @@ from slime_hpc.types import ShardReport, TensorMeta, TrainBatch
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig
+    from megatron.core.optimizer import MegatronOptimizer
 
 TIMEOUT = timedelta(minutes=10)
 """For the ranks to meet, and for any one collective."""
@@ -119,7 +119,10 @@ class TrainerRank:
         torch.distributed.barrier()
 
     def shutdown(self) -> None:
-        """Leave the process group."""
+        """Leave the process groups."""
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
         self._store = None
 
@@ -140,7 +143,6 @@ class TrainerRank:
     def _build(self) -> None:
         from megatron.core import parallel_state
         from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
-        from megatron.core.optimizer import get_megatron_optimizer
 
         from slime_hpc.trainer.model import build_model, read_hf_config
 
@@ -151,14 +153,19 @@ class TrainerRank:
         tp_rank = parallel_state.get_tensor_model_parallel_rank()
         load_weights(self._model, self._layouts, HfWeights(checkpoint), tp_rank, self._tensor_parallel)
         self._ddp = DistributedDataParallel(self._model.config, DistributedDataParallelConfig(), self._model)
-        self._optimizer = get_megatron_optimizer(self._optimizer_config(), [self._ddp])
+        self._optimizer = self._build_optimizer()
 
-    def _optimizer_config(self) -> OptimizerConfig:
-        from megatron.core.optimizer import OptimizerConfig
+    def _build_optimizer(self) -> MegatronOptimizer:
+        from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
         given = self._megatron.model_dump(exclude_none=True, exclude={"tensor_model_parallel_size"})
         dtype = self._device.torch_dtype()
-        return OptimizerConfig(optimizer="adam", lr=self._spec.algorithm.lr, params_dtype=dtype, **given)
+        config = OptimizerConfig(optimizer="adam", lr=self._spec.algorithm.lr, params_dtype=dtype, **given)
+        optimizer = get_megatron_optimizer(config, [self._ddp])
+        for group in optimizer.param_groups:
+            # Norms and biases are not to decay; Megatron leaves that to its scheduler, which a constant rate lacks.
+            group["weight_decay"] = config.weight_decay * group["wd_mult"]
+        return optimizer
 
 
 def write_hf_model(directory: Path, source: Path, tensors: dict[str, torch.Tensor]) -> None:

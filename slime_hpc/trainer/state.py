@@ -18,8 +18,8 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from torch.distributed import checkpoint as torch_checkpoint
-from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from slime_hpc.records import fsync_dir
 from slime_hpc.types import ShardReport
@@ -94,10 +94,10 @@ class _InProcessSave(TorchDistSaveShardedStrategy):  # type: ignore[misc]
 
     def save(self, sharded_state_dict: State, checkpoint_dir: Path | str) -> None:
         by_key, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, keep_only_main_replica=True)
-        writer = torch_checkpoint.FileSystemWriter(checkpoint_dir, thread_count=1, sync_files=True)
+        writer = FileSystemWriter(checkpoint_dir, thread_count=1, sync_files=True)
         writer.fs = self.file_system
         planner = MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
-        torch_checkpoint.save(mcore_to_pyt_state_dict(by_key), storage_writer=writer, planner=planner)
+        save_distributed(mcore_to_pyt_state_dict(by_key), storage_writer=writer, planner=planner)
 
 
 class _HashingFileSystem(FileSystem):

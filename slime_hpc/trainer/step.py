@@ -90,7 +90,7 @@ def train_step(
     for picked in micro_batches([len(batch.tokens[i]) for i in mine], MICRO_BATCH_TOKENS):
         terms, diff = _loss_terms(model, make_rectangle(batch, [mine[i] for i in picked]), algorithm, temperature)
         # DDP averages gradients over the ranks; the batch's mean wants their sum.
-        (terms[0] * dp_size / samples).backward()  # type: ignore[no-untyped-call]
+        (terms[0] * dp_size / samples).backward()
         sums += terms.detach()
         largest_diff = torch.maximum(largest_diff, diff)
     finalize_model_grads([model])

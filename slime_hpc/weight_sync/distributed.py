@@ -63,7 +63,7 @@ class WeightSender:
             raise RuntimeError("broadcast without join; torch would take None for the trainer's own group")
         name = problem = ""
         try:
-            for name, tensor in tensors:
+            for name, tensor in tensors:  # noqa: B007 - named in the error below
                 dist.broadcast(tensor.detach().contiguous(), group=self._group, group_src=0)
         except RuntimeError as error:
             problem = str(error)  # the text only: the traceback's frames hold the group, and close could not free it

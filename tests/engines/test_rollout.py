@@ -154,7 +154,7 @@ def test_a_missed_deadline_names_the_engine_and_frees_it(weights: WeightGroup) -
 def test_a_refused_request_quotes_the_engine(weights: WeightGroup) -> None:
     async def refused() -> None:
         async with weights.engine.client() as client:
-            with pytest.raises(EngineError, match="answered 400 to /generate: .*context length") as caught:
+            with pytest.raises(EngineError, match=r"answered 400 to /generate: .*context length") as caught:
                 await generate_groups([client], draws(2), sampling(4000), deadline_s=60)
         assert (caught.value.status, caught.value.url) == (400, weights.engine.server.url)
 

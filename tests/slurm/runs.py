@@ -115,5 +115,3 @@ def submit_quickstart(directory: Path, model: Path, **settings: object) -> TestR
     options = [f"--set={key}={value}" for key, value in sets.items()]
     record = json.loads(slime_hpc("submit", profile_dir / "profile.yaml", "--json", *options))
     return TestRun(RunDir(run_dir), record["job_id"], record["token"])
-
-

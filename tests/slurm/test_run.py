@@ -106,7 +106,11 @@ def test_the_last_round_is_a_complete_checkpoint(finished: TestRun) -> None:
 
 def test_secrets_stay_secret(finished: TestRun) -> None:
     attempt = finished.attempt
-    secrets = [attempt.ray_token.read_text(), attempt.control_token.read_text(), *read_json(attempt.engine_keys).values()]
+    secrets = [
+        attempt.ray_token.read_text(),
+        attempt.control_token.read_text(),
+        *read_json(attempt.engine_keys).values(),
+    ]
     assert all(len(secret) >= 32 for secret in secrets)
     assert {path.stat().st_mode & 0o077 for path in (attempt.secrets, *attempt.secrets.iterdir())} == {0}
     for path in finished.dir.path.rglob("*"):
@@ -119,9 +123,11 @@ def test_a_finished_run_leaves_nothing_running(finished: TestRun) -> None:
     assert finished.leftovers() == []
 
 
-def test_its_directory_is_not_taken_twice(finished: TestRun, devcluster: RunningDevCluster) -> None:
-    with pytest.raises(AssertionError, match=r"in use by job \d+"):
-        slime_hpc("submit", finished.dir.path.parent / "quickstart" / "profile.yaml", f"--set=run_dir={finished.dir.path}")
+def test_its_directory_is_not_taken_twice(finished: TestRun, model: Path) -> None:
+    profile = finished.dir.path.parent / "quickstart" / "profile.yaml"
+    sets = (f"--set=run_dir={finished.dir.path}", f"--set=model.hf_checkpoint={model}")
+    with pytest.raises(AssertionError, match=rf"in use by job {finished.job_id}, .*nothing in it was touched"):
+        slime_hpc("submit", profile, *sets)
     assert read_json(finished.attempt.ended)["cause"] == "finished"
 
 
@@ -175,7 +181,7 @@ def test_a_death_ends_the_attempt_and_is_named(
 def no_other_is_blamed(run: TestRun, role: str) -> bool:
     blamed: set[Any] = {row["role"] for row in run.events("attempt_failed") + run.events("raylet_died")}
     alive = {row["role"] for row in run.events("node_alive")}
-    return blamed <= {role} and (role == "driver" or alive == {"trainer"} and not run.events("node_silent"))
+    return blamed <= {role} and (role == "driver" or (alive == {"trainer"} and not run.events("node_silent")))
 
 
 def test_cancel(running: TestRun) -> None:

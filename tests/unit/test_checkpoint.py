@@ -107,7 +107,7 @@ def test_commit_refuses_a_file_that_is_not_what_was_reported(run: RunDir) -> Non
 def test_a_stale_owner_may_not_commit(run: RunDir) -> None:
     manifest = write_shards(run, 3)
     run.attempt(2).path.mkdir()
-    with pytest.raises(ClusterError, match="attempt 1 no longer owns .*attempt 2"):
+    with pytest.raises(ClusterError, match=r"attempt 1 no longer owns .*attempt 2"):
         commit(run, manifest)
     assert find_newest_complete(run) is None
 

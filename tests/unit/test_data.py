@@ -114,5 +114,5 @@ def test_bad_lines_are_named(tmp_path: Path, content: str, says: str) -> None:
 def test_a_missing_label_and_a_missing_file_are_named(five: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"five.jsonl:1: no key 'label' \(data.label_key\)"):
         source(five, label_key="label")
-    with pytest.raises(UserError, match="cannot read .*none.jsonl"):
+    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
         source(tmp_path / "none.jsonl")

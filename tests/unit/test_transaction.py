@@ -109,7 +109,7 @@ def test_a_broken_broadcast_names_the_trainer() -> None:
 
 def test_another_version_is_not_an_acknowledgement() -> None:
     journal: list[tuple[str, str]] = []
-    with pytest.raises(WeightSyncError, match="'a2.v6', not 'a2.v7'") as caught:
+    with pytest.raises(WeightSyncError, match=r"'a2\.v6', not 'a2\.v7'") as caught:
         run_publish([Engine("e0", journal, has="a2.v6")], journal)
     assert caught.value.phase == "acknowledge"
 

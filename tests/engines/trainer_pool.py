@@ -1,0 +1,152 @@
+"""Real trainer ranks in processes of their own, which stay for many tests: importing Megatron takes long."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from serving import HOST, make_plan
+
+from slime_hpc.device import get_device
+from slime_hpc.plan import JobPlan
+from slime_hpc.trainer.ranks import TrainerRank
+from slime_hpc.types import ShardReport, TrainBatch
+
+ANSWER_DEADLINE_S = 120.0
+Weights = dict[str, np.ndarray[Any, Any]]
+
+
+class Pool:
+    """``size`` processes that each run the same function; the first parameter it gets is its rank."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function: Callable[..., Any], *args: Any, ranks: int) -> list[Any]:
+        """Results of ranks 0 to ``ranks`` - 1; the first exception is raised."""
+        for pipe in self._pipes[:ranks]:
+            pipe.send((function, args))
+        results = [self._answer(rank) for rank in range(ranks)]
+        for ok, value in results:
+            assert ok, value
+        return [value for _, value in results]
+
+    def _answer(self, rank: int) -> tuple[bool, Any]:
+        assert self._pipes[rank].poll(ANSWER_DEADLINE_S), f"no answer of rank {rank} in {ANSWER_DEADLINE_S} s"
+        answer: tuple[bool, Any] = self._pipes[rank].recv()
+        return answer
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    get_device("cpu").prepare_trainer()  # all ranks at once, instead of one waiting for the other's imports
+    while True:
+        function, args = pipe.recv()
+        try:
+            pipe.send((True, function(rank, *args)))
+        except Exception:  # noqa: BLE001 - the test that asked gets the traceback
+            pipe.send((False, traceback.format_exc()))
+
+
+class Held:
+    """The trainer rank of this process."""
+
+    trainer: TrainerRank
+
+
+def trainer_plan(run_dir: Path, model: Path, *, temperature: float = 1.0, lr: float = 1e-6, **megatron: Any) -> JobPlan:
+    plan = make_plan(run_dir, model)
+    spec = plan.spec.model_copy(
+        update={
+            "trainer": plan.spec.trainer.model_copy(update={"megatron": megatron}),
+            "sampling": plan.spec.sampling.model_copy(update={"rollout_temperature": temperature}),
+            "algorithm": plan.spec.algorithm.model_copy(update={"lr": lr}),
+        }
+    )
+    return plan.model_copy(update={"spec": spec})
+
+
+def create(rank: int, plan: JobPlan, world_size: int) -> tuple[str, int] | None:
+    Held.trainer = TrainerRank(plan, rank, world_size)
+    return Held.trainer.rendezvous(HOST) if rank == 0 else None
+
+
+def setup(rank: int, host: str, port: int) -> None:
+    Held.trainer.setup(host, port)
+
+
+def shutdown(rank: int) -> None:
+    Held.trainer.shutdown()
+
+
+def logits(rank: int, tokens: list[list[int]]) -> np.ndarray[Any, Any]:
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    ids = torch.tensor(tokens)
+    with torch.no_grad():
+        parts = Held.trainer._model(ids, torch.arange(ids.shape[1]).expand_as(ids), None)
+    return gather_from_tensor_model_parallel_region(parts).numpy()  # type: ignore[no-any-return]
+
+
+def weights(rank: int) -> Weights:
+    return {name: tensor.numpy().copy() for name, tensor in Held.trainer.named_hf_tensors()}
+
+
+def metas(rank: int) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [(m.name, m.dtype, m.shape) for m in Held.trainer.weight_metas()]
+
+
+def train(rank: int, batch: TrainBatch, micro_batch_tokens: int = 8192) -> dict[str, float]:
+    from slime_hpc.trainer import step
+
+    step.MICRO_BATCH_TOKENS = micro_batch_tokens
+    return Held.trainer.train(batch)
+
+
+def save(rank: int, directory: Path) -> list[ShardReport]:
+    return Held.trainer.save(directory)
+
+
+def load(rank: int, directory: Path) -> int:
+    Held.trainer.load(directory)
+    return Held.trainer.step
+
+
+def draw(rank: int) -> list[float]:
+    """Random numbers of the default generator and of the model-parallel one."""
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    with get_cuda_rng_tracker().fork():
+        forked = torch.rand(2).tolist()
+    return [*torch.rand(2).tolist(), *forked]
+
+
+def export(rank: int, directory: Path) -> None:
+    Held.trainer.export_hf(directory)
+
+
+def optimizer_settings(rank: int) -> dict[str, Any]:
+    config = Held.trainer._optimizer.config
+    names = ("lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2", "adam_eps")
+    return {
+        **{name: getattr(config, name) for name in names},
+        "tensor_model_parallel_size": Held.trainer._model.config.tensor_model_parallel_size,
+    }
