@@ -30,6 +30,12 @@ COMPONENTS: list[Options] = [
 
 
 @pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """submitit waits 15 s for a result file to appear on a slow file system; here it is there at once or never."""
+    monkeypatch.setattr(HetJob, "_results_timeout_s", 2)
+
+
+@pytest.fixture(autouse=True)
 def importable_in_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job unpickles this module's functions."""
     here = Path(__file__).parent
