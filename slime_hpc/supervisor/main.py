@@ -18,6 +18,7 @@ from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.slurm.commands import SlurmCli
+from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.slurm.steps import Step
 from slime_hpc.supervisor.cause import Cause, Ending, cause_of_signal, describe_exit
 from slime_hpc.supervisor.raylet import ray_auth_env
@@ -27,6 +28,8 @@ from slime_hpc.supervisor.teardown import tear_down
 from slime_hpc.types import Role
 
 POLL_S = 0.2
+SLURM_EXPLAINS_S = 4.0
+"""After the teardown: for the other components to leave COMPLETING, which looks alike whatever the reason."""
 DRIVER_EXPLAINS_S = 20.0
 """After a component's step ended: how long the driver has to say what it saw."""
 
@@ -170,12 +173,19 @@ class Supervisor:
     def _ending_of_signal(self, number: signal.Signals) -> Ending:
         marker = self._attempt.cancel_marker
         cancelled_by = read_json(marker).get("user") if marker.exists() else None
+        deadline = time.monotonic() + SLURM_EXPLAINS_S
+        while True:
+            ending = cause_of_signal(number, cancelled_by, self._queue())
+            if ending.cause is not Cause.UNKNOWN or time.monotonic() > deadline:
+                return ending
+            time.sleep(POLL_S)
+
+    def _queue(self) -> list[QueueRow]:
         try:
-            queue = SlurmCli(timeout_s=3.0).queue([self._allocation.job_id])
+            return SlurmCli(timeout_s=3.0).queue([self._allocation.job_id])
         except ClusterError as error:
             self._log("slurm_not_asked", error=str(error))
-            queue = []  # then the cause stays unknown, which is said
-        return cause_of_signal(number, cancelled_by, queue)
+            return []  # then the cause stays unknown, which is said
 
     def _write_secrets(self) -> None:
         self._attempt.secrets.mkdir(mode=0o700, exist_ok=True)
