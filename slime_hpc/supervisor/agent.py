@@ -26,7 +26,7 @@ from slime_hpc.supervisor.cause import describe_exit
 from slime_hpc.supervisor.control import ControlServer, send
 from slime_hpc.supervisor.raylet import RayletConfig, start_raylet
 from slime_hpc.supervisor.signals import block_notices, watch_blocked_notices
-from slime_hpc.supervisor.sweep import descendants, sweep, tag
+from slime_hpc.supervisor.sweep import adopt_orphans, descendants, end_descendants, end_tagged, tag
 from slime_hpc.types import Role
 
 HEAD_TIMEOUT_S = 300.0
@@ -62,6 +62,7 @@ class Agent:
     def run(self) -> int:
         """Until told to stop (0), or the raylet is gone (1)."""
         self._temp_dir.mkdir(mode=0o700)
+        adopt_orphans()
         try:
             raylet = self._start()
             watch_blocked_notices(self._pass_on)
@@ -73,7 +74,7 @@ class Agent:
             self._report("raylet_failed", str(error))
             return 1
         finally:
-            left = sweep(self._tag, timeout_s=5.0)
+            left = end_descendants(timeout_s=5.0) + end_tagged(self._tag, timeout_s=2.0)
             shutil.rmtree(self._temp_dir, ignore_errors=True)
             self._log("swept", left=left)
 

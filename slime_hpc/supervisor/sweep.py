@@ -1,14 +1,22 @@
-"""The last net: processes are found by a variable in their environment, whatever name or parent they have."""
+"""Two nets for processes, whatever name, parent or session they have taken: descent, and a tag in the environment.
+
+Neither does alone. A process that retitles itself, as Ray's do, may overwrite its environment; and descent is lost
+when the agent that should have kept it is killed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import psutil
 
 TAG = "SLIME_HPC_TAG"
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def tag(token: str, attempt: int, node: str) -> str:
@@ -19,39 +27,55 @@ def tag(token: str, attempt: int, node: str) -> str:
     return f"{token}.a{attempt}.{node}/"
 
 
-def sweep(prefix: str, *, timeout_s: float) -> list[int]:
-    """SIGKILL every process of this user whose tag starts with ``prefix``, until none is left.
+def adopt_orphans() -> None:
+    """From now on, descendants of this process whose parents end become its children, not init's."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
-    This process and those above it are spared. Returns the pids still there after the time-out.
+
+def end_descendants(*, timeout_s: float) -> list[int]:
+    """SIGKILL every descendant of this process, until none is left. Returns the pids that stay after the time-out."""
+    return _kill_all(lambda: psutil.Process().children(recursive=True), timeout_s)
+
+
+def end_tagged(prefix: str, *, timeout_s: float) -> list[int]:
+    """SIGKILL every process of this user whose tag starts with ``prefix``, sparing this one and those above it.
+
+    Returns the pids that stay after the time-out.
     """
+    return _kill_all(lambda: _tagged(prefix), timeout_s)
+
+
+def _kill_all(look: Callable[[], Iterable[psutil.Process]], timeout_s: float) -> list[int]:
     deadline = time.monotonic() + timeout_s
-    while found := list(_tagged(prefix)):
-        for process in found:
-            _kill(process)
-        psutil.wait_procs(found, timeout=0.2)
+    while found := [process for process in look() if _is_alive(process)]:
         if time.monotonic() > deadline:
-            return [process.pid for process in found if process.is_running()]
+            return [process.pid for process in found]
+        for process in found:
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended by itself, as wanted
+                process.kill()
+        psutil.wait_procs(found, timeout=0.2)
     return []
 
 
 def _tagged(prefix: str) -> Iterator[psutil.Process]:
+    wanted = f"\0{TAG}={prefix}".encode()
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
-        if process.pid in spared:
-            continue
         try:
-            is_ours = process.uids().real == os.getuid() and process.status() != psutil.STATUS_ZOMBIE
-            if is_ours and process.environ().get(TAG, "").startswith(prefix):
-                yield process
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # ended meanwhile, or not ours to look at: then not ours to end
+            # Not by psutil, which reads no further than the first empty string, and retitling leaves many.
+            environ = b"\0" + Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue  # ended meanwhile, or another user's: not ours to end
+        if wanted in environ and process.pid not in spared:
+            yield process
 
 
-def _kill(process: psutil.Process) -> None:
+def _is_alive(process: psutil.Process) -> bool:
+    """False for a zombie: it waits only for its parent to notice."""
     try:
-        process.kill()
+        return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
-        return  # ended by itself, as wanted
+        return False
 
 
 def descendants(pid: int, names: Sequence[str]) -> list[psutil.Process]:

@@ -11,7 +11,7 @@ from slime_hpc.errors import ClusterError
 from slime_hpc.records import EventLog, read_json, write_json
 from slime_hpc.run_dir import AttemptDir
 from slime_hpc.supervisor.control import send
-from slime_hpc.supervisor.sweep import sweep
+from slime_hpc.supervisor.sweep import end_tagged
 
 DRIVER_STOP_S = 5.0
 AGENTS_STOP_S = 15.0
@@ -29,7 +29,7 @@ def tear_down(
         _wait(driver, DRIVER_STOP_S, log)
     _tell(sorted(attempt.path.glob("node-*.json")), attempt, reason)
     _wait(steps, AGENTS_STOP_S, log)
-    left = sweep(f"{token}.", timeout_s=5.0)
+    left = end_tagged(f"{token}.", timeout_s=5.0)
     log("torn_down", left=left)
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
+from devclusters import RunningDevCluster
 
 from slime_hpc.records import read_json, read_jsonl
 from slime_hpc.run_dir import AttemptDir, RunDir
-from slime_hpc.supervisor.sweep import TAG
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 T = TypeVar("T")
@@ -45,7 +44,9 @@ class TestRun:
     __test__ = False
     dir: RunDir
     job_id: str
-    token: str
+    cluster: RunningDevCluster
+    before: frozenset[int]
+    """Processes on the cluster's nodes when the run was submitted."""
 
     @property
     def attempt(self) -> AttemptDir:
@@ -78,33 +79,24 @@ class TestRun:
         ended: dict[str, Any] = read_json(self.attempt.ended)
         return ended
 
-    def processes(self) -> dict[int, str]:
-        """Everything of this run that runs on this machine, by its tag or by naming its directory."""
-        return {process.pid: line for process in psutil.process_iter() if (line := self._command_if_ours(process))}
-
-    def _command_if_ours(self, process: psutil.Process) -> str:
-        try:
-            if process.status() == psutil.STATUS_ZOMBIE:
-                return ""
-            line = " ".join(process.cmdline())
-            ours = process.environ().get(TAG, "").startswith(self.token) or str(self.dir.path) in line
-        except psutil.Error:
-            return ""
-        return line if ours else ""
-
     def leftovers(self) -> list[str]:
-        """After a grace for Slurm to collect its own processes: what is still there."""
-        deadline = time.monotonic() + 15
-        while (left := [*self.processes().values(), *map(str, self.scratch())]) and time.monotonic() < deadline:
+        """What is on the cluster's nodes that was not before, after a grace for Slurm to collect its own processes."""
+
+        def left() -> list[str]:
+            new = {pid: line for pid, line in self.cluster.traces().processes().items() if pid not in self.before}
+            return [*new.values(), *map(str, self.scratch())]
+
+        deadline = time.monotonic() + 5
+        while (found := left()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return left
+        return found
 
     def scratch(self) -> list[Path]:
         """Temporary directories of its nodes, by the event that names them."""
         return [path for row in self.events("raylet_up") if (path := Path(row["temp_dir"])).exists()]
 
 
-def submit_quickstart(directory: Path, model: Path, **settings: object) -> TestRun:
+def submit_quickstart(cluster: RunningDevCluster, directory: Path, model: Path, **settings: object) -> TestRun:
     """A copy of the example, with keys of its profile set."""
     profile_dir = directory / "quickstart"
     profile_dir.mkdir()
@@ -113,5 +105,6 @@ def submit_quickstart(directory: Path, model: Path, **settings: object) -> TestR
     run_dir = directory / "run"
     sets = {"run_dir": run_dir, "model.hf_checkpoint": model, **settings}
     options = [f"--set={key}={value}" for key, value in sets.items()]
+    before = frozenset(cluster.traces().processes())
     record = json.loads(slime_hpc("submit", profile_dir / "profile.yaml", "--json", *options))
-    return TestRun(RunDir(run_dir), record["job_id"], record["token"])
+    return TestRun(RunDir(run_dir), record["job_id"], cluster, before)

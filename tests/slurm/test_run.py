@@ -36,7 +36,7 @@ def model() -> Iterator[Path]:
 def finished(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
     """The quickstart as it is shipped, in a directory with a space in its name."""
     directory = Path(tempfile.mkdtemp(prefix="slime hpc run "))
-    run = submit_quickstart(directory, model)
+    run = submit_quickstart(devcluster, directory, model)
     run.wait_for_end(START_TO_END_S)
     yield run
     shutil.rmtree(directory)
@@ -148,7 +148,7 @@ def driver_pid(run: TestRun) -> int:
 def running(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
     """A run that has trained a round and has many to go."""
     directory = Path(tempfile.mkdtemp(prefix="slime-hpc-run-"))
-    run = submit_quickstart(directory, model, num_rollout=100_000)
+    run = submit_quickstart(devcluster, directory, model, num_rollout=100_000)
     try:
         run.wait_for_round(0)
         yield run

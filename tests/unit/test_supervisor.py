@@ -19,7 +19,7 @@ from slime_hpc.supervisor.cause import Cause, cause_of_signal, describe_exit
 from slime_hpc.supervisor.control import ControlServer, send
 from slime_hpc.supervisor.raylet import RayletConfig, raylet_argv, raylet_env
 from slime_hpc.supervisor.signals import SignalInbox
-from slime_hpc.supervisor.sweep import TAG, sweep, tag
+from slime_hpc.supervisor.sweep import TAG, end_tagged, tag
 from slime_hpc.types import JobId, JobState
 
 TOKEN = "secret"
@@ -104,10 +104,10 @@ def sleeper(value: str | None) -> subprocess.Popen[bytes]:
 def test_sweep_ends_the_tagged_of_one_node_only() -> None:
     ours, other_node, untagged = sleeper(tag("t1", 1, "n1")), sleeper(tag("t1", 1, "n11")), sleeper(None)
     try:
-        assert sweep(tag("t1", 1, "n1"), timeout_s=5) == []
+        assert end_tagged(tag("t1", 1, "n1"), timeout_s=5) == []
         assert not psutil.pid_exists(ours.pid)
         assert other_node.poll() is None and untagged.poll() is None
-        assert sweep("t1.", timeout_s=5) == []
+        assert end_tagged("t1.", timeout_s=5) == []
         assert not psutil.pid_exists(other_node.pid)
         assert untagged.poll() is None
     finally:
@@ -116,10 +116,37 @@ def test_sweep_ends_the_tagged_of_one_node_only() -> None:
             process.wait()
 
 
+ORPHAN = """
+import os, setproctitle, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        setproctitle.setproctitle("ray::X" + "x" * 2000)
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+    os._exit(0)
+time.sleep(60)
+"""
+
+
+def test_descent_finds_an_orphan_that_hides_its_environment() -> None:
+    """As Ray's processes do: in a session of their own, the title in place of arguments and environment."""
+    code = (
+        "import subprocess, sys\n"
+        "from slime_hpc.supervisor.sweep import adopt_orphans, end_descendants\n"
+        "adopt_orphans()\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {ORPHAN!r}], stdout=subprocess.PIPE)\n"
+        "print(int(child.stdout.readline()), end_descendants(timeout_s=5))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=30)
+    orphan, left = done.stdout.split(maxsplit=1)
+    assert left == "[]\n" and not psutil.pid_exists(int(orphan))
+
+
 def test_sweep_spares_itself_and_its_parents() -> None:
     code = (
         "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', "
-        "\"from slime_hpc.supervisor.sweep import sweep; print(sweep('t2.', timeout_s=1))\"]).returncode)"
+        "\"from slime_hpc.supervisor.sweep import end_tagged; print(end_tagged('t2.', timeout_s=1))\"]).returncode)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {TAG: tag("t2", 1, "n1")}, capture_output=True, check=True
