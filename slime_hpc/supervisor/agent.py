@@ -192,7 +192,12 @@ def main(argv: list[str]) -> int:
     attempt = RunDir(Path(run_dir)).attempt(int(number))
     _redirect_output(attempt.log(f"agent-{node_name()}"))
     plan = JobPlan.model_validate_json(attempt.plan.read_text(encoding="utf-8"))
-    return Agent(plan, attempt, Role(role)).run()
+    try:
+        return Agent(plan, attempt, Role(role)).run()
+    except ClusterError as error:
+        log = EventLog(attempt.events(f"agent-{node_name()}"), attempt=plan.attempt, who=f"agent-{node_name()}")
+        log("raylet_failed", role=role, node=node_name(), detail=str(error))
+        return 1
 
 
 def _redirect_output(path: Path) -> None:

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from slime_hpc.errors import ClusterError, RunFailed, SlimeHpcError, UserError
+from slime_hpc.errors import ClusterError, RunFailed, UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write_text_atomic
 from slime_hpc.run_dir import AttemptDir, RunDir
@@ -79,8 +80,9 @@ class Supervisor:
         try:
             self._start()
             seen = self._watch()
-        except SlimeHpcError as error:
-            seen = Ending(Cause.CRASHED, str(error), Role.DRIVER)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the steps must be ended and the reason written down
+            traceback.print_exc()
+            seen = Ending(Cause.CRASHED, f"the supervisor failed: {type(error).__name__}: {error}")
         reason = seen.name if isinstance(seen, signal.Signals) else seen.detail
         tear_down(self._attempt, self._plan.token, self._steps, self._log, reason)
         ending = self._ending_of_signal(seen) if isinstance(seen, signal.Signals) else seen
