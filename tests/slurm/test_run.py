@@ -145,37 +145,56 @@ def driver_pid(run: TestRun) -> int:
 
 
 @pytest.fixture
-def running(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
-    """A run that has trained a round and has many to go."""
+def endless(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
+    """A run with more rounds than anybody will wait for."""
     directory = Path(tempfile.mkdtemp(prefix="slime-hpc-run-"))
     run = submit_quickstart(devcluster, directory, model, num_rollout=100_000)
-    try:
-        run.wait_for_round(0)
-        yield run
-    finally:
-        devcluster.run("scancel", run.job_id)
-        shutil.rmtree(directory)
+    yield run
+    devcluster.run("scancel", run.job_id)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def starting(endless: TestRun) -> TestRun:
+    """Its engine and trainer are loading."""
+    endless.wait_until(lambda: bool(endless.events("engine_started")), "engine_started")
+    return endless
+
+
+@pytest.fixture
+def running(endless: TestRun) -> TestRun:
+    """It has trained a round."""
+    endless.wait_until(lambda: bool(endless.rounds()), "round 0")
+    return endless
 
 
 @pytest.mark.parametrize(
     ("victim", "cause", "role", "words"),
     [
-        (driver_pid, "crashed", "driver", ("driver", "SIGKILL")),
         (raylet_pid, "node_failure", "rollout", ("raylet",)),
         (engine_pid, "crashed", "rollout", ("engine 0", "SIGKILL")),
     ],
 )
-def test_a_death_ends_the_attempt_and_is_named(
+def test_a_death_in_a_round_ends_the_attempt_and_is_named(
     running: TestRun, victim: Callable[[TestRun], int], cause: str, role: str, words: tuple[str, ...]
 ) -> None:
     os.kill(victim(running), signal.SIGKILL)
-    ended = running.wait_for_end(DEATH_TO_END_S)
+    check_failure(running, cause, role, words)
+
+
+def test_a_dead_driver_is_named_by_the_supervisor(starting: TestRun) -> None:
+    os.kill(driver_pid(starting), signal.SIGKILL)
+    check_failure(starting, "crashed", "driver", ("driver", "SIGKILL"))
+
+
+def check_failure(run: TestRun, cause: str, role: str, words: tuple[str, ...]) -> None:
+    ended = run.wait_for_end(DEATH_TO_END_S)
     assert (ended["cause"], ended["role"], ended["exit_code"]) == (cause, role, 3)
-    status = running.status()
+    status = run.status()
     assert (status["state"], status["verdict"]) == ("ended", "failed")
     assert all(word in status["why"] for word in words), status["why"]
-    assert running.leftovers() == []
-    assert no_other_is_blamed(running, role)
+    assert run.leftovers() == []
+    assert no_other_is_blamed(run, role)
 
 
 def no_other_is_blamed(run: TestRun, role: str) -> bool:
@@ -194,7 +213,7 @@ def test_cancel(running: TestRun) -> None:
     assert running.leftovers() == []
 
 
-def test_plain_scancel_is_told_from_a_crash(running: TestRun, devcluster: RunningDevCluster) -> None:
-    devcluster.run("scancel", running.job_id)
-    assert running.wait_for_end(DEATH_TO_END_S)["cause"] == "cancelled"
-    assert running.leftovers() == []
+def test_plain_scancel_is_told_from_a_crash(starting: TestRun, devcluster: RunningDevCluster) -> None:
+    devcluster.run("scancel", starting.job_id)
+    assert starting.wait_for_end(DEATH_TO_END_S)["cause"] == "cancelled"
+    assert starting.leftovers() == []
