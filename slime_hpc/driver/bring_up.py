@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -11,7 +12,7 @@ import ray
 from slime_hpc.device import get_device
 from slime_hpc.driver.actors import EngineActor, TrainerActor, gather
 from slime_hpc.driver.deadline import say, until, within
-from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet
+from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet, Roles
 from slime_hpc.driver.health import Member, Tell, watch_actor, watch_engine
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json
@@ -33,21 +34,23 @@ ENGINE_TIMEOUT_S = 1800.0
 async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell) -> RayFleet:
     """Bring everything up and watch over it. Faults go to ``tell`` as they are seen."""
     rewards = RewardPool(plan.spec.reward.custom_rm_path, plan.profile_dir, timeout_s=plan.spec.reward.timeout_s)
-    checking = asyncio.create_task(asyncio.to_thread(rewards.check))
-    loading_prompts = asyncio.create_task(asyncio.to_thread(_load_prompts, plan))
+    # gather raises the first failure at once: a bad prompt is not to wait for the engines.
+    _, prompts, roles = await asyncio.gather(
+        asyncio.to_thread(rewards.check), asyncio.to_thread(_load_prompts, plan), _start_roles(plan, run, log, tell)
+    )
+    group = await _connect_weights(plan, roles.trainers, roles.clients)
+    return RayFleet(plan, run, log, roles, group, prompts, rewards)
+
+
+async def _start_roles(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell) -> Roles:
     await _connect_ray(plan, run)
     trainers, engines = await _place_actors(plan)
     watchers = [asyncio.create_task(watch_actor(member, tell)) for member in (*trainers, *engines)]
-    loading_model = asyncio.create_task(_set_up_trainers(trainers, log))
-    clients = await _start_engines(plan, run, engines, log)
+    tensors, clients = await asyncio.gather(_set_up_trainers(trainers, log), _start_engines(plan, run, engines, log))
     for index, engine in enumerate(engines):
         log_path = str(run.attempt(plan.attempt).log(f"engine-{index}"))
         watchers.append(asyncio.create_task(watch_engine(engine, log_path, tell)))
-    tensors = await loading_model
-    prompts = await loading_prompts
-    await checking
-    group = await _connect_weights(plan, trainers, clients)
-    return RayFleet(plan, run, log, trainers, engines, clients, tensors, group, prompts, rewards, watchers)
+    return Roles(trainers, engines, clients, tensors, watchers)
 
 
 async def _connect_ray(plan: JobPlan, run: RunDir) -> None:
@@ -126,7 +129,7 @@ def _load_prompts(plan: JobPlan) -> PromptSource:
     return prompts
 
 
-async def _connect_weights(plan: JobPlan, trainers: list[Member], clients: list[EngineClient]) -> str:
+async def _connect_weights(plan: JobPlan, trainers: Sequence[Member], clients: Sequence[EngineClient]) -> str:
     group = group_name(plan.attempt, membership=0)
     rank0 = trainers[0].actor
     host, port = (await gather(Role.TRAINER, [rank0.listen_for_engines.remote(SYNC_TIMEOUT_S)]))[0]

@@ -11,7 +11,6 @@ from slime_hpc.checkpoint import Manifest, commit, fingerprint, prune
 from slime_hpc.driver.actors import gather
 from slime_hpc.driver.deadline import within
 from slime_hpc.driver.health import Member
-from slime_hpc.errors import DeadlineExceeded
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog
 from slime_hpc.rewards.pool import RewardPool, reward_args
@@ -29,6 +28,20 @@ SAVE_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 15.0
 
 
+@dataclass(frozen=True)
+class Roles:
+    """Trainer and engines, loaded and watched over."""
+
+    trainers: Sequence[Member]
+    """In order of rank."""
+    engines: Sequence[Member]
+    clients: Sequence[EngineClient]
+    """Of the engines, in their order."""
+    tensors: Sequence[TensorMeta]
+    """What a weight sync transfers, in order."""
+    watchers: Sequence[asyncio.Task[None]]
+
+
 @dataclass
 class RayFleet:
     """Everything a run trains and generates with, once it is up."""
@@ -36,22 +49,16 @@ class RayFleet:
     plan: JobPlan
     run: RunDir
     log: EventLog
-    trainers: Sequence[Member]
-    """In order of rank."""
-    engines: Sequence[Member]
-    clients: Sequence[EngineClient]
-    tensors: Sequence[TensorMeta]
-    """What a weight sync transfers, in order."""
+    roles: Roles
     weight_group: str
     prompts: PromptSource
     rewards: RewardPool
-    watchers: Sequence[asyncio.Task[None]]
     published: int = -1
     """Number of the newest version that all engines serve."""
 
     async def generate(self, round_: int) -> Groups:
         draws = self.prompts.next(self.plan.spec.sampling.rollout_batch_size)
-        return await generate_groups(self.clients, draws, self.plan.spec.sampling, deadline_s=GENERATE_TIMEOUT_S)
+        return await generate_groups(self.roles.clients, draws, self.plan.spec.sampling, deadline_s=GENERATE_TIMEOUT_S)
 
     async def score(self, groups: Groups) -> None:
         samples = [sample for group in groups for sample in group]
@@ -68,9 +75,9 @@ class RayFleet:
             await self._all_ranks("broadcast", SYNC_TIMEOUT_S)
 
         await publish(
-            self.clients,
+            self.roles.clients,
             broadcast,
-            self.tensors,
+            self.roles.tensors,
             version=version,
             group_name=self.weight_group,
             deadline_s=SYNC_TIMEOUT_S,
@@ -99,20 +106,20 @@ class RayFleet:
 
     async def stop(self) -> None:
         """End the engines, bounded; what is left the sweep finds."""
-        for watcher in self.watchers:
+        for watcher in self.roles.watchers:
             watcher.cancel()
         self.rewards.close()
-        for client in self.clients:
+        for client in self.roles.clients:
             await client.__aexit__(None, None, None)
         try:
             await within(
                 STOP_TIMEOUT_S,
                 "the end of the engines",
-                gather(Role.ROLLOUT, [e.actor.kill.remote() for e in self.engines]),
+                gather(Role.ROLLOUT, [e.actor.kill.remote() for e in self.roles.engines]),
             )
-        except DeadlineExceeded as error:
-            self.log("engines_not_stopped", detail=str(error))  # the agents sweep their nodes next
+        except Exception as error:  # noqa: BLE001 - the run is finished; the agents sweep their nodes next
+            self.log("engines_not_stopped", detail=str(error))
 
     async def _all_ranks(self, method: str, seconds: float, *arguments: Any) -> list[Any]:
-        refs = [getattr(rank.actor, method).remote(*arguments) for rank in self.trainers]
+        refs = [getattr(rank.actor, method).remote(*arguments) for rank in self.roles.trainers]
         return await within(seconds, f"the trainer's {method}", gather(Role.TRAINER, refs))

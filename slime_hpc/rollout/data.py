@@ -108,7 +108,7 @@ def _read_prompts(data: Data, tokenizer: Tokenizer) -> Iterator[Prompt]:
 def _read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file:line, row) of every line that is not blank."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"data.prompt_data: cannot read {path}: {error}") from error
     for number, line in enumerate(lines, start=1):

@@ -24,6 +24,7 @@ from slime_hpc.run_dir import RunDir
 UNPROTECTED = frozenset({"api_key", "admin_api_key", "grpc_port", "tokenizer_worker_num"})
 """Arguments that would show the keys, or open a listener that does not ask for them."""
 LOG_TAIL_LINES = 15
+LOG_LINE_CHARACTERS = 200
 POLL_S = 0.5
 
 
@@ -150,6 +151,7 @@ class EngineServer:
 
     def _log_tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = [line[:LOG_LINE_CHARACTERS] for line in lines]
         return "\n".join([f"the end of {self.log}:", *lines])
 
 

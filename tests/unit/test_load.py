@@ -164,7 +164,7 @@ def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Re
         ("data.input_key=text", "data.input_key: 'text' is not a key of the first line"),
         ("data.prompt_data=reward.py", "has no JSON object in its first line"),
         ("data.prompt_data=none.jsonl", "none.jsonl cannot be read: No such file or directory"),
-        ("model.hf_checkpoint=nothing", "does not exist; download one"),
+        ("model.hf_checkpoint=nothing", "does not exist; it is a path"),
         ("model.hf_checkpoint=reward.py", "is not a directory"),
         ("reward.custom_rm_path=reward", "'reward' is not of the form module.function"),
         ("reward.custom_rm_path=reward.share", "defines no 'share'; did you mean 'share_of_target_tokens'?"),
