@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from devclusters import RunningDevCluster
@@ -135,8 +134,8 @@ def engine_pid(run: TestRun) -> int:
     return int(run.events("engine_started")[0]["pid"])
 
 
-def raylet_pid(run: TestRun) -> int:
-    (node,) = read_json(run.attempt.allocation)["rollout"]
+def raylet_pid(run: TestRun, role: str = "rollout") -> int:
+    (node,) = read_json(run.attempt.allocation)[role]
     return int(read_json(run.attempt.node(node))["raylet"])
 
 
@@ -187,6 +186,12 @@ def test_a_dead_driver_is_named_by_the_supervisor(starting: TestRun) -> None:
     check_failure(starting, "crashed", "driver", ("driver", "SIGKILL"))
 
 
+def test_the_head_node_takes_the_blame_for_its_raylet(starting: TestRun) -> None:
+    """All of Ray goes with it, and the driver runs beside it: neither driver nor rollout is the culprit."""
+    os.kill(raylet_pid(starting, "trainer"), signal.SIGKILL)
+    check_failure(starting, "node_failure", "trainer", ("raylet",))
+
+
 def check_failure(run: TestRun, cause: str, role: str, words: tuple[str, ...]) -> None:
     ended = run.wait_for_end(DEATH_TO_END_S)
     assert (ended["cause"], ended["role"], ended["exit_code"]) == (cause, role, 3)
@@ -198,9 +203,11 @@ def check_failure(run: TestRun, cause: str, role: str, words: tuple[str, ...]) -
 
 
 def no_other_is_blamed(run: TestRun, role: str) -> bool:
-    blamed: set[Any] = {row["role"] for row in run.events("attempt_failed") + run.events("raylet_died")}
+    blamed = {row["role"] for row in run.events("attempt_failed")}
     alive = {row["role"] for row in run.events("node_alive")}
-    return blamed <= {role} and (role == "driver" or (alive == {"trainer"} and not run.events("node_silent")))
+    if role != "rollout":
+        return blamed <= {role}  # without the head, the rollout's raylet soon gives up too
+    return blamed == {role} and alive == {"trainer"} and not run.events("node_silent")
 
 
 def test_cancel(running: TestRun) -> None:
