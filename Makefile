@@ -5,7 +5,7 @@ LOCK := requirements/cpu-py311.txt
 STAMP := .venv/.installed
 APT := slurm-wlm slurmdbd munge mariadb-server iproute2
 
-.PHONY: demo test check soak setup system lock clean
+.PHONY: demo test check setup system lock clean
 
 demo: setup system
 	examples/quickstart/demo.sh
@@ -32,7 +32,8 @@ $(STAMP): $(LOCK) requirements/bootstrap.txt pyproject.toml
 	touch $(STAMP)
 
 system:
-	@command -v slurmctld slurmdbd munged mariadbd ip >/dev/null && exit 0; \
+	@for tool in slurmctld slurmdbd munged mariadbd ip; do command -v $$tool >/dev/null || missing=1; done; \
+	test -z "$$missing" && exit 0; \
 	if [ "$$(id -u)" != 0 ]; then echo "missing system packages; as root: apt-get install $(APT)" >&2; exit 1; fi; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(APT) >/dev/null
 
