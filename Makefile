@@ -5,7 +5,7 @@ LOCK := requirements/cpu-py311.txt
 STAMP := .venv/.installed
 APT := slurm-wlm slurmdbd munge mariadb-server iproute2
 
-.PHONY: demo test check soak setup system lock clean
+.PHONY: demo test check soak setup system lock snapshot clean
 
 demo: setup system
 	examples/quickstart/demo.sh
@@ -39,6 +39,10 @@ system:
 lock: setup
 	echo 'uv' | $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements/bootstrap.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras pyproject.toml -o $(LOCK)
+
+snapshot: setup
+	$(BIN)/python -m slime_hpc.rollout.snapshot
+	$(BIN)/python -m slime_hpc.trainer.snapshot
 
 clean:
 	rm -rf .venv build dist

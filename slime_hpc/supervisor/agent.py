@@ -32,12 +32,20 @@ from slime_hpc.types import Role
 HEAD_TIMEOUT_S = 300.0
 """For the head's GCS to listen, cold imports over a shared file system included."""
 RAYLET_TIMEOUT_S = 120.0
+RAYLET_TRIES = 3
+"""A raylet ends itself if its own helpers take over 15 s to start, as on a cold file system; the next finds it warm."""
+RAY_IS_UP = "Ray runtime started"
+"""What `ray start` prints once the head knows the node."""
 POLL_S = 0.2
 T = TypeVar("T")
 
 
 class StopRequested(Exception):
     """The supervisor wants this node ended."""
+
+
+class RayStartFailed(ClusterError):
+    """`ray start` ended before the node was up."""
 
 
 class Agent:
@@ -79,7 +87,20 @@ class Agent:
             self._log("swept", left=left)
 
     def _start(self) -> subprocess.Popen[bytes]:
+        for number in range(1, RAYLET_TRIES + 1):
+            try:
+                return self._try_to_start()
+            except RayStartFailed as error:
+                if number == RAYLET_TRIES:
+                    raise
+                self._log("raylet_failed_to_start", role=self._role, detail=str(error), tries=number)
+                end_descendants(timeout_s=5.0)
+        raise AssertionError("the last try returns or raises")
+
+    def _try_to_start(self) -> subprocess.Popen[bytes]:
         (gcs_port,) = free_ports(self._host, 1)
+        log = self._attempt.log(f"ray-{self._node}")
+        printed_before = log.stat().st_size if log.exists() else 0
         process = start_raylet(
             RayletConfig(
                 host=self._host,
@@ -91,12 +112,12 @@ class Agent:
                 token_file=self._attempt.ray_token,
                 tag=self._tag,
             ),
-            self._attempt.log(f"ray-{self._node}"),
+            log,
         )
         if self._is_head:
             self._await_port(process, gcs_port)
             write_json(self._attempt.ray_head, {"address": f"{self._host}:{gcs_port}"})
-        raylet = self._await_raylet(process)
+        raylet = self._await_raylet(process, log, printed_before)
         pids = {"agent": os.getpid(), "ray_start": process.pid, "raylet": raylet.pid}
         write_json(
             self._attempt.node(self._node),
@@ -160,17 +181,25 @@ class Agent:
 
         self._await(listens, f"Ray's GCS on {self._host}:{port}", HEAD_TIMEOUT_S)
 
-    def _await_raylet(self, process: subprocess.Popen[bytes]) -> psutil.Process:
-        def raylet() -> psutil.Process | None:
-            self._require_running(process)
-            return next(iter(descendants(process.pid, ["raylet"])), None)
+    def _await_raylet(self, process: subprocess.Popen[bytes], log: Path, printed_before: int) -> psutil.Process:
+        """Once it is up. RayStartFailed as soon as it is gone again, which `ray start` notices late."""
+        was_seen = False
 
-        return self._await(raylet, "the raylet process", RAYLET_TIMEOUT_S)
+        def raylet() -> psutil.Process | None:
+            nonlocal was_seen
+            self._require_running(process)
+            found = next(iter(descendants(process.pid, ["raylet"])), None)
+            if was_seen and found is None:
+                raise RayStartFailed(f"the raylet of {self._node} ended while starting; see {log}")
+            was_seen = found is not None
+            return found if RAY_IS_UP.encode() in log.read_bytes()[printed_before:] else None
+
+        return self._await(raylet, "the raylet of this node", RAYLET_TIMEOUT_S)
 
     def _require_running(self, process: subprocess.Popen[bytes]) -> None:
         if (returncode := process.poll()) is not None:
             log = self._attempt.log(f"ray-{self._node}")
-            raise ClusterError(f"`ray start` ended on {self._node} ({describe_exit(returncode)}); see {log}")
+            raise RayStartFailed(f"`ray start` ended on {self._node} ({describe_exit(returncode)}); see {log}")
 
     def _await(self, look: Callable[[], T | None], what: str, timeout_s: float) -> T:
         """What ``look()`` returns once it is not empty; StopRequested in between."""

@@ -64,6 +64,7 @@ def raylet_argv(config: RayletConfig) -> list[str]:
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--resources={json.dumps(dict(config.resources))}",
         f"--temp-dir={config.temp_dir}",
+        "--include-log-monitor=false",  # a process that sends logs to the driver, which has no use for them
         *("--disable-usage-stats", "--log-style=record", "--log-color=false"),
     ]
 
@@ -76,6 +77,7 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
         TAG: config.tag,
         **ray_auth_env(config.token_file),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_raylet_start_wait_time_s": "120",  # its own 30 are short where imports are cold or cores are few
         "OMP_NUM_THREADS": str(max(1, config.cpus // max(1, sum(config.resources.values())))),
         "TOKENIZERS_PARALLELISM": "false",
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
