@@ -27,7 +27,7 @@ $(STAMP): $(LOCK) requirements/bootstrap.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH; install Python 3.11, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes $(LOCK) requirements/bootstrap.txt
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes $(LOCK) requirements/bootstrap.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 

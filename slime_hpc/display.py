@@ -79,7 +79,7 @@ def run_report(
 ) -> RenderableType:
     """Status, a selection of rounds, the data, and where the results lie."""
     table = Table("round", box=None, pad_edge=False)
-    for heading in ("reward", "loss", "logp diff", "rollout", "train", "sync"):
+    for heading in ("reward", "grad norm", "logp diff", "rollout", "train", "sync"):
         table.add_column(heading, justify="right")
     for row in rounds:
         table.add_row(str(row["round"]), *(_metric(row, name, form) for name, form in _ROUND_METRICS))
@@ -107,7 +107,7 @@ def data_tables(prompts: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapp
 
 _ROUND_METRICS = (
     ("rollout/raw_reward", "{:.3f}"),
-    ("train/loss", "{:+.4f}"),
+    ("train/grad_norm", "{:.2f}"),
     ("train/train_rollout_logprob_abs_diff", "{:.1e}"),
     ("perf/rollout_time", "{:.2f}s"),
     ("perf/train_time", "{:.2f}s"),

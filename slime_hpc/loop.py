@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from slime_hpc.algorithm import grpo_advantages
+from slime_hpc.errors import RunFailed
 from slime_hpc.spec.run import Algorithm, RunSpec
 from slime_hpc.types import Groups, Sample, TrainBatch
 
@@ -57,6 +59,7 @@ async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec) -> None:
             await fleet.score(groups)
         with clock("train"):
             trained = await fleet.train(make_batch(groups, spec.algorithm))
+            require_finite(trained, round_)
         with clock("update_weights"):
             await fleet.publish_weights()
         if is_due(round_, spec.num_rollout, spec.checkpoint.interval):
@@ -92,6 +95,13 @@ class Clock:
     def metrics(self) -> dict[str, float]:
         phases = {f"perf/{phase}_time": seconds for phase, seconds in self._seconds.items()}
         return {**phases, "perf/step_time": time.monotonic() - self._started}
+
+
+def require_finite(metrics: dict[str, float], round_: int) -> None:
+    """RunFailed before a policy that is no longer one is published or saved."""
+    broken = [f"{name} is {value}" for name, value in metrics.items() if not math.isfinite(value)]
+    if broken:
+        raise RunFailed(f"training broke in round {round_}: {', '.join(broken)}; lower algorithm.lr, or clip gradients")
 
 
 def is_due(round_: int, num_rollout: int, interval: int | None) -> bool:

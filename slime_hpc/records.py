@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -69,14 +70,16 @@ def _last_byte(path: Path) -> bytes:
 class EventLog:
     """One process's events of one attempt: ``log("raylet_died", node="n2")`` appends a row.
 
-    Rows have ``time`` (Unix seconds), ``attempt``, ``who``, ``event`` and the given fields.
+    Rows have ``time`` (Unix seconds), ``attempt``, ``who``, ``event`` and the given fields. Threads may share it.
     """
 
     def __init__(self, path: Path, *, attempt: int, who: str) -> None:
         self.path = path
         self.attempt = attempt
         self.who = who
+        self._lock = threading.Lock()
 
     def __call__(self, event: str, **fields: Any) -> None:
         row = {"time": round(time.time(), 3), "attempt": self.attempt, "who": self.who, "event": event, **fields}
-        append_jsonl(self.path, row)
+        with self._lock:
+            append_jsonl(self.path, row)

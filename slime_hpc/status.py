@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -231,7 +232,8 @@ Judgement = tuple[State, Verdict, str, str | None]
 
 
 def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) -> Judgement:
-    logs = f"slime-hpc logs {records.run.path}"
+    path = shlex.quote(str(records.run.path))
+    logs = f"slime-hpc logs {path}"
     leader = job.components.get(0)
     if attempt.cause is not None:
         verdict = _VERDICT_OF_CAUSE.get(attempt.cause, "failed")
@@ -240,7 +242,7 @@ def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) 
         return _last_known(records), "unknown", f"Slurm could not be asked: {job.problem}", None
     if job.job_id is None:
         why = "no job was recorded, and Slurm knows none with this run's token: it was never submitted"
-        return "ended", "unknown", why, f"remove {records.run.path} and submit again"
+        return "ended", "unknown", why, f"remove {path} and submit again"
     if leader is None:
         why = f"Slurm no longer knows job {job.job_id}, and the supervisor left no record of its end"
         return "ended", "unknown", why, logs
@@ -269,7 +271,8 @@ def _judge_pending(records: Records, job: JobFacts) -> Judgement:
     bad = [role for role, reason in reasons.items() if reason in _NEVER_STARTS]
     if bad:
         why = f"job {job.job_id} cannot start as it is: Slurm's reason is {told}"
-        hint = f"`slime-hpc cancel {records.run.path}`, mend {bad[0]} in the profile, submit to another run_dir"
+        cancel = f"slime-hpc cancel {shlex.quote(str(records.run.path))}"
+        hint = f"`{cancel}`, mend {bad[0]} in the profile, submit to another run_dir"
         return "pending", "waiting", why, hint
     return "pending", "waiting", f"job {job.job_id} is in the queue: Slurm's reason is {told}", None
 
@@ -284,5 +287,5 @@ def _judge_running(records: Records, leader: ComponentState, now: float) -> Judg
         where = "" if beat["round"] is None else f"round {beat['round']} of {records.plan.spec.num_rollout}: "
         why = f"{where}{beat['phase']}, reported {silence}"
     if now - heard > STALLED_AFTER_S:
-        return "stalled", "stalled", why, f"slime-hpc logs {records.run.path} driver"
+        return "stalled", "stalled", why, f"slime-hpc logs {shlex.quote(str(records.run.path))} driver"
     return "running", "ok", why, None

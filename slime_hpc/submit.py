@@ -93,11 +93,14 @@ def submit_run(profile: Profile, slurm: Slurm, entry: Entry) -> SubmitRecord:
         raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
     try:
         job_id = _submit(run, plan, slurm, entry)
+    except OSError as e:  # the script could not be written; sbatch has not been called
+        _undo(run, made)
+        raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
     except SlurmCommandError as e:
         _undo(run, made)
         raise _refusal(e, plan) from e
     except ClusterError as e:
-        hint = f"Its run directory is kept; `slime-hpc status {run.path}` tells whether there is a job."
+        hint = f"Its run directory is kept; `{_status_command(run)}` tells whether there is a job."
         raise ClusterError(f"{e}\n{hint}") from e
     record = SubmitRecord(str(run.path), plan.attempt, str(job_id), job_id.cluster, plan.token, time.time())
     write_json(run.submit, dataclasses.asdict(record))
@@ -140,15 +143,22 @@ def require_free(run: RunDir) -> None:
         )
 
 
+def _status_command(run: RunDir) -> str:
+    return f"slime-hpc status {shlex.quote(str(run.path))}"
+
+
 def _in_use(run: RunDir) -> UserError:
     owner = "a run whose job was not recorded"
     if run.submit.exists():
         record = read_json(run.submit)
         when = datetime.datetime.fromtimestamp(record["submitted"]).strftime("%Y-%m-%d %H:%M")
         owner = f"job {record['job_id']}, submitted {when}"
+    ended = [attempt for attempt in run.all_attempts() if attempt.ended.exists()]
+    state = "was used by" if ended else "is in use by"
     return UserError(
-        f"run_dir {run.path} is in use by {owner}; nothing in it was touched. `slime-hpc status {run.path}` shows how "
-        "it stands; for a new run choose another directory (run_dir in the profile, or --set run_dir=…)"
+        f"run_dir {run.path} {state} {owner}; nothing in it was touched. `{_status_command(run)}` "
+        "shows how it stands. A directory is for one run, and this version does not resume one: for a new run choose "
+        "another (run_dir in the profile, or --set run_dir=…)"
     )
 
 
@@ -216,5 +226,6 @@ def _refusal(error: SlurmCommandError, plan: JobPlan) -> ClusterError:
     )
     return ClusterError(
         f"Slurm refused the job: {error.stderr}\nAsked for:\n{asked}\n"
-        "Nothing was submitted and nothing is left behind: mend the profile and run the same command again"
+        "Nothing was submitted and nothing is left behind: mend the profile and run the same command again "
+        "(`sacctmgr show assoc user=$USER` lists accounts and qos you may use)"
     )

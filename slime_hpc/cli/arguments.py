@@ -18,7 +18,7 @@ ProfileArgument = Annotated[
     Path, typer.Argument(metavar="PROFILE", help="The profile. Megatron and --sglang-… options may follow it.")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set rollout.nodes=8")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key: --set num_rollout=100")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory: run_dir in its profile.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -33,9 +34,11 @@ def render(
     write_text_atomic(output / "run.sbatch", script)
     write_text_atomic(output / "plan.json", plan.model_dump_json(indent=2) + "\n")
     attempt = RunDir(plan.run_dir).attempt(plan.attempt)
+    q = shlex.join
+    made = (["mkdir", "-p", "-m", "700", str(plan.run_dir)], ["mkdir", "-p", str(attempt.logs)])
     typer.echo(
         f"wrote {output}/run.sbatch and {output}/plan.json. To submit by hand, from anywhere:\n"
-        f"  mkdir -p -m 700 {plan.run_dir} && mkdir -p {attempt.logs} && mkdir -m 700 {attempt.secrets}\n"
-        f"  cp {output}/plan.json {attempt.plan}\n"
-        f"  sbatch {output}/run.sbatch"
+        f"  {q(made[0])} && {q(made[1])} && {q(['mkdir', '-m', '700', str(attempt.secrets)])}\n"
+        f"  {q(['cp', str(output.absolute() / 'plan.json'), str(attempt.plan)])}\n"
+        f"  {q(['sbatch', str(output.absolute() / 'run.sbatch')])}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,7 +35,7 @@ def submit(
     if as_json:
         print_json(dataclasses.asdict(record))
     else:
-        typer.echo(f"submitted job {record.job_id}; how it stands: slime-hpc status {record.run_dir}")
+        typer.echo(f"submitted job {record.job_id}; how it stands: slime-hpc status {shlex.quote(record.run_dir)}")
 
 
 def _show_dry_run(profile: Profile, as_json: bool) -> None:

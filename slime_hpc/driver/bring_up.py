@@ -36,26 +36,33 @@ ENGINE_TIMEOUT_S = 1800.0
 async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines) -> RayFleet:
     """Bring everything up and watch over it. Faults go to ``tell`` as they are seen, an engine's to ``engines``."""
     rewards = RewardPool(plan.spec.reward, plan.profile_dir)
-    checking = asyncio.create_task(asyncio.to_thread(rewards.check))
-    loading_prompts = asyncio.create_task(asyncio.to_thread(_load_prompts, plan))
+    # gather raises the first failure at once: a bad prompt is not to wait for the engines.
+    _, (prompts, eval_prompts), (trainers, weights, watchers) = await asyncio.gather(
+        asyncio.to_thread(rewards.check),
+        asyncio.to_thread(_load_prompts, plan),
+        _start_roles(plan, run, log, tell, engines),
+    )
+    for name, loaded in (("training data", prompts.set), *eval_prompts.items()):
+        _report_prompts(log, name, loaded)
+    return RayFleet(plan, run, log, trainers, engines, weights, prompts, eval_prompts, rewards, watchers)
+
+
+async def _start_roles(
+    plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines
+) -> tuple[list[Member], WeightChannel, list[asyncio.Task[None]]]:
+    """Trainer ranks and engines, loaded side by side, and who watches over them."""
     await _connect_ray(plan, run)
     trainers, holders = await _place_actors(plan, run)
     watchers = [
         *(asyncio.create_task(watch_actor(member, tell)) for member in trainers),
         *(asyncio.create_task(watch_actor(member, engines.lose)) for member in holders),
     ]
-    loading_model = asyncio.create_task(_set_up_trainers(trainers, log))
-    started = await _start_engines(plan, run, holders, log)
+    tensors, started = await asyncio.gather(_set_up_trainers(trainers, log), _start_engines(plan, run, holders, log))
     for index, member in enumerate(holders):
         log_path = str(run.attempt(plan.attempt).log(f"engine-{index}"))
         watchers.append(asyncio.create_task(watch_engine(member, log_path, engines.lose)))
-    weights = _weight_channel(plan, trainers, engines, await loading_model)
-    prompts, eval_prompts = await loading_prompts
-    for name, loaded in (("training data", prompts.set), *eval_prompts.items()):
-        _report_prompts(log, name, loaded)
-    await checking
     engines.admit(started)
-    return RayFleet(plan, run, log, trainers, engines, weights, prompts, eval_prompts, rewards, watchers)
+    return trainers, _weight_channel(plan, trainers, engines, tensors), watchers
 
 
 async def _connect_ray(plan: JobPlan, run: RunDir) -> None:

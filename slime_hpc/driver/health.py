@@ -94,7 +94,8 @@ def fault_of_loop(error: BaseException) -> Fault:
     if isinstance(error, UserError):
         return Fault(Evidence.LOOP, Ending(Cause.MISCONFIGURED, str(error)))
     role = _role_of(error)
-    detail = str(error) if isinstance(error, SlimeHpcError) else f"{type(error).__name__}: {_first_line(error)}"
+    said = str(error).strip().splitlines() or ["no message"]
+    detail = said[0] if isinstance(error, SlimeHpcError) else f"{type(error).__name__}: {said[-1]}"
     return Fault(Evidence.LOOP, Ending(Cause.CRASHED, detail, role))
 
 
@@ -106,8 +107,3 @@ def _role_of(error: BaseException) -> Role | None:
     if isinstance(error, WeightSyncError | RayActorError):
         return None  # both sides take part; only a witness could tell
     return None if isinstance(error, SlimeHpcError) else Role.DRIVER
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else "no message"

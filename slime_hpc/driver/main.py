@@ -29,7 +29,7 @@ from slime_hpc.run_dir import RunDir
 from slime_hpc.supervisor.address import node_name, own_address
 from slime_hpc.supervisor.cause import Cause, Ending
 from slime_hpc.supervisor.control import ControlServer, send
-from slime_hpc.supervisor.signals import block_notices, watch_blocked_notices
+from slime_hpc.supervisor.signals import block_notices_for_good, watch_blocked_notices
 from slime_hpc.types import Role
 
 SETTLE_S = 2.0
@@ -138,7 +138,7 @@ class Driver:
 def main(argv: list[str]) -> int:
     """``python -m slime_hpc.driver RUN_DIR ATTEMPT``, by srun on the first trainer node."""
     run_dir, attempt = argv
-    block_notices()
+    block_notices_for_good()
     run = RunDir(Path(run_dir))
     plan = JobPlan.model_validate_json(run.attempt(int(attempt)).plan.read_text(encoding="utf-8"))
     exit_code = Driver(plan, run).run()

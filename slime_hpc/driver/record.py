@@ -19,7 +19,7 @@ HEARTBEAT_S = 5.0
 
 _ROUND_COLUMNS = (
     ("rollout/raw_reward", "reward {:.3f}"),
-    ("train/loss", "loss {:+.4f}"),
+    ("train/grad_norm", "grad norm {:.2f}"),
     ("train/train_rollout_logprob_abs_diff", "logp diff {:.1e}"),
     ("perf/rollout_time", "rollout {:.1f}s"),
     ("perf/train_time", "train {:.1f}s"),

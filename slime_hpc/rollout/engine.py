@@ -25,6 +25,7 @@ from slime_hpc.supervisor.address import interface_of
 UNPROTECTED = frozenset({"api_key", "admin_api_key", "grpc_port", "tokenizer_worker_num"})
 """Arguments that would show the keys, or open a listener that does not ask for them."""
 LOG_TAIL_LINES = 15
+LOG_LINE_CHARACTERS = 200
 POLL_S = 0.5
 
 
@@ -155,6 +156,7 @@ class EngineServer:
 
     def _log_tail(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        lines = [line[:LOG_LINE_CHARACTERS] for line in lines]
         return "\n".join([f"the end of {self.log}:", *lines])
 
 

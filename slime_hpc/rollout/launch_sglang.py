@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from slime_hpc.records import read_json
+from slime_hpc.supervisor.signals import block_notices_for_good
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PARENT_VARIABLE = "SLIME_HPC_ENGINE_PARENT"
@@ -27,6 +28,7 @@ PARENT_VARIABLE = "SLIME_HPC_ENGINE_PARENT"
 def main(args_file: Path, keys_file: Path, parent_pid: int) -> None:
     """Serve until killed. The arguments file holds ServerArgs fields by name."""
     die_with_parent(parent_pid)
+    block_notices_for_good()
     from sglang.srt.entrypoints.http_server import app, launch_server
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.utils import kill_process_tree

@@ -183,6 +183,12 @@ class SlurmCli:
             raise DeadlineExceeded(
                 f"{command[0]} did not answer within {self.timeout_s:g} s; is slurmctld up?"
             ) from error
+        if done.returncode != 0 and _UNCONFIGURED.search(done.stderr):
+            raise ClusterError(
+                f"{command[0]} finds no cluster: {done.stderr.strip().splitlines()[-1]}\nSLURM_CONF is "
+                f"{env.get('SLURM_CONF', 'not set')}; load your site's Slurm module, or, for the local one, "
+                '`eval "$(slime-hpc devcluster env)"`'
+            )
         if done.returncode != 0:
             raise SlurmCommandError(command, done.returncode, done.stderr)
         return done.stdout
@@ -199,6 +205,9 @@ def dropped_variables(environ: Mapping[str, str]) -> list[str]:
 _MISLEADING = re.compile(r"SLURM|PMI|(SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SCANCEL|SINFO)_")
 _KEPT = {"SLURM_CONF", "SLURM_JWT"}
 """How the cluster is reached."""
+
+_UNCONFIGURED = re.compile(r"resolve_ctls_from_dns_srv|Could not establish a configuration source")
+"""Slurm's binaries are here, its configuration is not."""
 
 _ALREADY_OVER = re.compile(r"Invalid job id specified|already completing or completed")
 

@@ -6,6 +6,7 @@ Each ``check_`` returns findings, with the path of the key to change; the loader
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -208,8 +209,10 @@ def check_model_dir(path: Path) -> Findings:
     """Files only: what they hold is the engines' matter."""
     key = "model.hf_checkpoint"
     if not path.exists():
-        hint = f"download one (hf download NAME --local-dir {path}), or make a tiny random one to try things out: "
-        yield Finding(key, f"{path} does not exist; {hint}python -m slime_hpc.testing.tiny_model {path}")
+        quoted = shlex.quote(str(path))
+        download, tiny = f"hf download NAME --local-dir {quoted}", f"python -m slime_hpc.testing.tiny_model {quoted}"
+        hint = f"it is a path: download a model there ({download}), or make a tiny random one ({tiny})"
+        yield Finding(key, f"{path} does not exist; {hint}")
         return
     if not path.is_dir():
         yield Finding(key, f"{path} is not a directory; name the one that holds config.json")

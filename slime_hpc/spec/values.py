@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated
 
@@ -56,7 +57,7 @@ def parse_mem_mb(text: str) -> int:
     match = _MEM.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a Slurm memory size (write 64G or 65536M)")
-    return round(int(match["number"]) * _MB_PER[match["unit"].upper()])
+    return math.ceil(int(match["number"]) * _MB_PER[match["unit"].upper()])
 
 
 def _time_limit(value: object) -> int:

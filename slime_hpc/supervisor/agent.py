@@ -7,15 +7,12 @@ import os
 import queue
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
-
-import psutil
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded
 from slime_hpc.plan import ComponentPlan, JobPlan
@@ -31,21 +28,21 @@ from slime_hpc.types import Role
 
 HEAD_TIMEOUT_S = 300.0
 """For the head's GCS to listen, cold imports over a shared file system included."""
-RAYLET_TIMEOUT_S = 120.0
-RAYLET_TRIES = 3
-"""A raylet ends itself if its own helpers take over 15 s to start, as on a cold file system; the next finds it warm."""
-RAY_IS_UP = "Ray runtime started"
-"""What `ray start` prints once the head knows the node."""
+RAY_TIMEOUT_S = 300.0
 POLL_S = 0.2
 T = TypeVar("T")
 
 
-class StopRequested(Exception):
-    """The supervisor wants this node ended."""
+RAY_TRIES = 4
+RAY_STARTED = b"Ray runtime started"
 
 
 class RayStartFailed(ClusterError):
     """`ray start` ended before the node was up."""
+
+
+class StopRequested(Exception):
+    """The supervisor wants this node ended."""
 
 
 class Agent:
@@ -87,20 +84,19 @@ class Agent:
             self._log("swept", left=left)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        for number in range(1, RAYLET_TRIES + 1):
+        """A running raylet. Ray gives up a node that takes long to start, so it is given several tries."""
+        for number in range(1, RAY_TRIES):
             try:
-                return self._try_to_start()
+                return self._try_start()
             except RayStartFailed as error:
-                if number == RAYLET_TRIES:
-                    raise
-                self._log("raylet_failed_to_start", role=self._role, detail=str(error), tries=number)
+                self._log("ray_start_failed", number=number, of=RAY_TRIES, detail=str(error))
                 end_descendants(timeout_s=5.0)
-        raise AssertionError("the last try returns or raises")
+        return self._try_start()
 
-    def _try_to_start(self) -> subprocess.Popen[bytes]:
+    def _try_start(self) -> subprocess.Popen[bytes]:
         (gcs_port,) = free_ports(self._host, 1)
         log = self._attempt.log(f"ray-{self._node}")
-        printed_before = log.stat().st_size if log.exists() else 0
+        seen = log.stat().st_size if log.exists() else 0
         process = start_raylet(
             RayletConfig(
                 host=self._host,
@@ -114,10 +110,10 @@ class Agent:
             ),
             log,
         )
+        self._await(lambda: self._has_started(process, log, seen), "the start of Ray", RAY_TIMEOUT_S)
         if self._is_head:
-            self._await_port(process, gcs_port)
             write_json(self._attempt.ray_head, {"address": f"{self._host}:{gcs_port}"})
-        raylet = self._await_raylet(process, log, printed_before)
+        (raylet,) = descendants(process.pid, ["raylet"])
         pids = {"agent": os.getpid(), "ray_start": process.pid, "raylet": raylet.pid}
         write_json(
             self._attempt.node(self._node),
@@ -138,7 +134,8 @@ class Agent:
         while True:
             self._obey()
             if (returncode := process.poll()) is not None:
-                self._report("raylet_died", f"the raylet of {self._node} ended ({describe_exit(returncode)})")
+                how, log = describe_exit(returncode), self._attempt.log(f"ray-{self._node}")
+                self._report("raylet_died", f"the raylet of {self._node} ended ({how}); see {log}")
                 return 1
             time.sleep(POLL_S)
 
@@ -173,33 +170,13 @@ class Agent:
 
         return self._await(address, "the address of the Ray head", HEAD_TIMEOUT_S)
 
-    def _await_port(self, process: subprocess.Popen[bytes], port: int) -> None:
-        def listens() -> bool:
-            self._require_running(process)
-            with socket.socket() as probe:
-                return probe.connect_ex((self._host, port)) == 0
-
-        self._await(listens, f"Ray's GCS on {self._host}:{port}", HEAD_TIMEOUT_S)
-
-    def _await_raylet(self, process: subprocess.Popen[bytes], log: Path, printed_before: int) -> psutil.Process:
-        """Once it is up. RayStartFailed as soon as it is gone again, which `ray start` notices late."""
-        was_seen = False
-
-        def raylet() -> psutil.Process | None:
-            nonlocal was_seen
-            self._require_running(process)
-            found = next(iter(descendants(process.pid, ["raylet"])), None)
-            if was_seen and found is None:
-                raise RayStartFailed(f"the raylet of {self._node} ended while starting; see {log}")
-            was_seen = found is not None
-            return found if RAY_IS_UP.encode() in log.read_bytes()[printed_before:] else None
-
-        return self._await(raylet, "the raylet of this node", RAYLET_TIMEOUT_S)
-
-    def _require_running(self, process: subprocess.Popen[bytes]) -> None:
+    def _has_started(self, process: subprocess.Popen[bytes], log: Path, seen: int) -> bool:
+        """Whether `ray start` says so: the node is then known to the head, which no process or port shows."""
         if (returncode := process.poll()) is not None:
-            log = self._attempt.log(f"ray-{self._node}")
             raise RayStartFailed(f"`ray start` ended on {self._node} ({describe_exit(returncode)}); see {log}")
+        with open(log, "rb") as file:
+            file.seek(seen)
+            return RAY_STARTED in file.read()
 
     def _await(self, look: Callable[[], T | None], what: str, timeout_s: float) -> T:
         """What ``look()`` returns once it is not empty; StopRequested in between."""
@@ -221,7 +198,12 @@ def main(argv: list[str]) -> int:
     attempt = RunDir(Path(run_dir)).attempt(int(number))
     _redirect_output(attempt.log(f"agent-{node_name()}"))
     plan = JobPlan.model_validate_json(attempt.plan.read_text(encoding="utf-8"))
-    return Agent(plan, attempt, Role(role)).run()
+    try:
+        return Agent(plan, attempt, Role(role)).run()
+    except ClusterError as error:
+        log = EventLog(attempt.events(f"agent-{node_name()}"), attempt=plan.attempt, who=f"agent-{node_name()}")
+        log("raylet_failed", role=role, node=node_name(), detail=str(error))
+        return 1
 
 
 def _redirect_output(path: Path) -> None:

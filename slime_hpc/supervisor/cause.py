@@ -48,6 +48,15 @@ def cause_of_signal(number: signal.Signals, cancelled_by: str | None, queue: Seq
     return Ending(Cause.UNKNOWN, f"Slurm sent {number.name}, and its records do not say why: scancel or preemption")
 
 
+def cause_of_component(queue: Sequence[QueueRow]) -> Ending | None:
+    """Of an attempt of which Slurm has ended a component while the leader runs on; None if it has not."""
+    causes = {"CANCELLED": Cause.CANCELLED, "TIMEOUT": Cause.TIME_LIMIT, "PREEMPTED": Cause.PREEMPTED}
+    for row in queue:
+        if row.state.name in causes:
+            return Ending(causes[row.state.name], f"Slurm ended component {row.job_id} of the job: {row.state}")
+    return None
+
+
 def describe_exit(returncode: int) -> str:
     """``signal 9 (SIGKILL)`` or ``exit code 3``, from Popen's or srun's way of saying it."""
     number = -returncode if returncode < 0 else returncode - 128

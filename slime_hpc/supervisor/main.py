@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from slime_hpc.errors import ClusterError, RunFailed, SlimeHpcError, UserError
+from slime_hpc.errors import ClusterError, RunFailed, UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write_text_atomic
 from slime_hpc.run_dir import AttemptDir, RunDir
@@ -20,7 +21,7 @@ from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.slurm.commands import SlurmCli
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.slurm.steps import Step
-from slime_hpc.supervisor.cause import Cause, Ending, cause_of_signal, describe_exit
+from slime_hpc.supervisor.cause import Cause, Ending, cause_of_component, cause_of_signal, describe_exit
 from slime_hpc.supervisor.raylet import ray_auth_env
 from slime_hpc.supervisor.signals import SignalInbox
 from slime_hpc.supervisor.sweep import TAG, tag
@@ -37,7 +38,8 @@ DRIVER_EXPLAINS_S = 20.0
 def supervise(run_dir: str, attempt: int) -> None:
     """Run one attempt to its end inside its allocation, and write ``ended.json``.
 
-    RunFailed if it did not finish; UserError if another process owns the attempt.
+    SystemExit 3 if it did not finish, which submitit passes on without a traceback of its own; UserError if another
+    process owns the attempt.
     """
     inbox = SignalInbox.install()
     run = RunDir(Path(run_dir))
@@ -46,7 +48,7 @@ def supervise(run_dir: str, attempt: int) -> None:
     supervisor.own()
     ending = supervisor.run()
     if ending.cause is not Cause.FINISHED:
-        raise RunFailed(f"the run ended: {ending.cause}: {ending.detail}")
+        sys.exit(RunFailed.exit_code)
 
 
 class Supervisor:
@@ -79,11 +81,12 @@ class Supervisor:
         try:
             self._start()
             seen = self._watch()
-        except SlimeHpcError as error:
-            seen = Ending(Cause.CRASHED, str(error), Role.DRIVER)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the steps must be ended and the reason written down
+            traceback.print_exc()
+            seen = Ending(Cause.CRASHED, f"the supervisor failed: {type(error).__name__}: {error}")
         reason = seen.name if isinstance(seen, signal.Signals) else seen.detail
         tear_down(self._attempt, self._plan.token, self._steps, self._log, reason)
-        ending = self._ending_of_signal(seen) if isinstance(seen, signal.Signals) else seen
+        ending = self._ending_of_signal(seen) if isinstance(seen, signal.Signals) else self._second_guess(seen)
         self._write_ended(ending)
         return ending
 
@@ -108,8 +111,10 @@ class Supervisor:
         self._start_driver(nodes[Role.TRAINER][0], arguments)
 
     def _start_driver(self, node: str, arguments: list[str]) -> None:
-        # The tag goes in by env(1), not through srun's own environment: the sweep must not find srun.
-        environ = {TAG: tag(self._plan.token, self._plan.attempt, node), **ray_auth_env(self._attempt.ray_token)}
+        # The tag goes in by env(1), not through srun's own environment: the sweep must not find srun. It is not the
+        # node's: the node's agent may end before the driver has said why, and would take it along.
+        own_tag = tag(self._plan.token, self._plan.attempt, f"driver@{node}")
+        environ = {TAG: own_tag, **ray_auth_env(self._attempt.ray_token)}
         tagged = ["env", *(f"{name}={value}" for name, value in environ.items())]
         self._start_step(
             Step(
@@ -144,6 +149,9 @@ class Supervisor:
             return Ending(
                 Cause(said["cause"]), said["detail"], Role(said["role"]) if said["role"] else None, said["node"]
             )
+        for role in (Role.TRAINER, Role.ROLLOUT):
+            if account := self._agents_account(role):
+                return account
         node = self._allocation.batch_node
         detail = f"the driver on {node} ended with {describe_exit(returncode)}; see {self._attempt.log('driver')}"
         return Ending(Cause.CRASHED, detail, Role.DRIVER, node)
@@ -179,6 +187,12 @@ class Supervisor:
             if ending.cause is not Cause.UNKNOWN or time.monotonic() > deadline:
                 return ending
             time.sleep(POLL_S)
+
+    def _second_guess(self, seen: Ending) -> Ending:
+        """What looks like a crash from inside may be a component that Slurm ended: scancel 12+1, its own time limit."""
+        if seen.cause not in (Cause.CRASHED, Cause.NODE_FAILURE):
+            return seen
+        return cause_of_component(self._queue()) or seen
 
     def _queue(self) -> list[QueueRow]:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
 import re
@@ -53,6 +54,9 @@ def raylet_argv(config: RayletConfig) -> list[str]:
         "metrics-export-port",
     )
     head = ["--head", f"--port={config.gcs_port}", "--include-dashboard=false"]
+    if importlib.util.find_spec("grpc") is not None:
+        # With grpc there is a client server, on a fixed port if given none: two runs on a node would collide.
+        head.append(f"--ray-client-server-port={free_ports(config.host, 1)[0]}")
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block"),
         *(head if config.head is None else [f"--address={config.head}"]),
@@ -63,7 +67,7 @@ def raylet_argv(config: RayletConfig) -> list[str]:
         "--num-gpus=0",  # placement goes by role; actors choose their GPUs themselves
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--resources={json.dumps(dict(config.resources))}",
-        f"--temp-dir={config.temp_dir}",
+        f"--temp-dir={config.temp_dir / 'r'}",  # not temp_dir itself, of which Ray would open the mode to everybody
         "--include-log-monitor=false",  # a process that sends logs to the driver, which has no use for them
         *("--disable-usage-stats", "--log-style=record", "--log-color=false"),
     ]
@@ -77,7 +81,6 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
         TAG: config.tag,
         **ray_auth_env(config.token_file),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        "RAY_raylet_start_wait_time_s": "120",  # its own 30 are short where imports are cold or cores are few
         "OMP_NUM_THREADS": str(max(1, config.cpus // max(1, sum(config.resources.values())))),
         "TOKENIZERS_PARALLELISM": "false",
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
@@ -87,7 +90,12 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
 
 def ray_auth_env(token_file: Path) -> dict[str, str]:
     """Ray's processes listen on every interface, so the token is all that keeps others out. Read at import of ray."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file),
+        # Ray's 30 s are too short for cold imports from a shared file system.
+        "RAY_raylet_start_wait_time_s": "120",
+    }
 
 
 def start_raylet(config: RayletConfig, log: Path) -> subprocess.Popen[bytes]:

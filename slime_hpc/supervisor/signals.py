@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """What Slurm, or we on its behalf, send to say that the end is near."""
@@ -34,6 +35,16 @@ def block_notices() -> None:
     Slurm sends SIGTERM to every process of every step, and a raylet that gets one dies at once.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+
+
+def block_notices_for_good() -> None:
+    """``block_notices`` for a process that uses multiprocessing; called before it has other threads.
+
+    Starting its resource tracker, CPython unblocks SIGTERM in the thread that happens to need it first, and so
+    in all that this thread starts. So it is started here.
+    """
+    resource_tracker.ensure_running()
+    block_notices()
 
 
 def watch_blocked_notices(on_notice: Callable[[signal.Signals], None]) -> None:

@@ -121,6 +121,9 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     try:
         made = make_tiny_qwen3(args.directory, args.seed)
     except UserError as error:

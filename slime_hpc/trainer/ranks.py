@@ -220,6 +220,7 @@ def write_hf_model(directory: Path, source: Path, tensors: dict[str, torch.Tenso
     config = {key: value for key, value in read_json(source / "config.json").items() if key != "torch_dtype"}
     write_json(new / "config.json", {**config, "dtype": dtype})
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    (new / "model.safetensors").chmod(0o644)  # safetensors makes it 0600; who may read is run_dir's to say
     _sync_tree(new)
     if directory.exists():
         shutil.rmtree(old, ignore_errors=True)

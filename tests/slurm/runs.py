@@ -63,15 +63,15 @@ class TestRun:
         status: dict[str, Any] = json.loads(slime_hpc("status", self.dir.path, "--json"))
         return status
 
-    def wait_for_round(self, number: int, timeout_s: float = 240) -> None:
+    def wait_until(self, happened: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
         """The run must not end before."""
 
         def look() -> bool:
             ended = self.attempt.ended
             assert not ended.exists(), f"the run ended early: {ended.read_text()}"
-            return len(self.rounds()) > number
+            return happened()
 
-        wait_for(look, timeout_s, f"round {number}")
+        wait_for(look, timeout_s, what)
 
     def wait_for_end(self, timeout_s: float) -> dict[str, Any]:
         """``ended.json``."""

@@ -8,7 +8,6 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from devclusters import RunningDevCluster
@@ -126,8 +125,8 @@ def engine_pid(run: TestRun) -> int:
     return int(run.events("engine_started")[0]["pid"])
 
 
-def raylet_pid(run: TestRun) -> int:
-    (node,) = read_json(run.attempt.allocation)["rollout"]
+def raylet_pid(run: TestRun, role: str = "rollout") -> int:
+    (node,) = read_json(run.attempt.allocation)[role]
     return int(read_json(run.attempt.node(node))["raylet"])
 
 
@@ -136,43 +135,70 @@ def driver_pid(run: TestRun) -> int:
 
 
 @pytest.fixture
-def running(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
-    """A run that has trained a round and has many to go."""
+def endless(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
+    """A run with more rounds than anybody will wait for."""
     directory = Path(tempfile.mkdtemp(prefix="slime-hpc-run-"))
     run = submit_quickstart(devcluster, directory, model, num_rollout=100_000)
-    try:
-        run.wait_for_round(0)
-        yield run
-    finally:
-        devcluster.run("scancel", run.job_id)
-        shutil.rmtree(directory)
+    yield run
+    devcluster.run("scancel", run.job_id)
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def starting(endless: TestRun) -> TestRun:
+    """Its engine and trainer are loading."""
+    endless.wait_until(lambda: bool(endless.events("engine_started")), "engine_started")
+    return endless
+
+
+@pytest.fixture
+def running(endless: TestRun) -> TestRun:
+    """It has trained a round."""
+    endless.wait_until(lambda: bool(endless.rounds()), "round 0")
+    return endless
 
 
 @pytest.mark.parametrize(
     ("victim", "cause", "role", "words"),
     [
-        (driver_pid, "crashed", "driver", ("driver", "SIGKILL")),
         (raylet_pid, "node_failure", "rollout", ("raylet",)),
         (engine_pid, "crashed", "rollout", ("engine 0", "SIGKILL")),
     ],
 )
-def test_a_death_ends_the_attempt_and_is_named(
+def test_a_death_in_a_round_ends_the_attempt_and_is_named(
     running: TestRun, victim: Callable[[TestRun], int], cause: str, role: str, words: tuple[str, ...]
 ) -> None:
     os.kill(victim(running), signal.SIGKILL)
-    ended = running.wait_for_end(DEATH_TO_END_S)
+    check_failure(running, cause, role, words)
+
+
+def test_a_dead_driver_is_named_by_the_supervisor(starting: TestRun) -> None:
+    os.kill(driver_pid(starting), signal.SIGKILL)
+    check_failure(starting, "crashed", "driver", ("driver", "SIGKILL"))
+
+
+def test_the_head_node_takes_the_blame_for_its_raylet(starting: TestRun) -> None:
+    """All of Ray goes with it, and the driver runs beside it: neither driver nor rollout is the culprit."""
+    os.kill(raylet_pid(starting, "trainer"), signal.SIGKILL)
+    check_failure(starting, "node_failure", "trainer", ("raylet",))
+
+
+def check_failure(run: TestRun, cause: str, role: str, words: tuple[str, ...]) -> None:
+    ended = run.wait_for_end(DEATH_TO_END_S)
     assert (ended["cause"], ended["role"], ended["exit_code"]) == (cause, role, 3)
-    status = running.status()
+    status = run.status()
     assert (status["state"], status["verdict"]) == ("ended", "failed")
     assert all(word in status["why"] for word in words), status["why"]
-    assert running.leftovers() == []
-    assert no_other_is_blamed(running, role)
+    assert run.leftovers() == []
+    assert no_other_is_blamed(run, role)
 
 
 def no_other_is_blamed(run: TestRun, role: str) -> bool:
-    blamed: set[Any] = {row["role"] for row in run.events("attempt_failed") + run.events("raylet_died")}
+    blamed = {row["role"] for row in run.events("attempt_failed")}
     alive = {row["role"] for row in run.events("node_alive")}
-    return blamed <= {role} and (role == "driver" or (alive == {"trainer"} and not run.events("node_silent")))
+    if role != "rollout":
+        return blamed <= {role}  # without the head, the rollout's raylet soon gives up too
+    return blamed == {role} and alive == {"trainer"} and not run.events("node_silent")
 
 
 def test_cancel(running: TestRun) -> None:
@@ -185,7 +211,7 @@ def test_cancel(running: TestRun) -> None:
     assert running.leftovers() == []
 
 
-def test_plain_scancel_is_told_from_a_crash(running: TestRun, devcluster: RunningDevCluster) -> None:
-    devcluster.run("scancel", running.job_id)
-    assert running.wait_for_end(DEATH_TO_END_S)["cause"] == "cancelled"
-    assert running.leftovers() == []
+def test_plain_scancel_is_told_from_a_crash(starting: TestRun, devcluster: RunningDevCluster) -> None:
+    devcluster.run("scancel", starting.job_id)
+    assert starting.wait_for_end(DEATH_TO_END_S)["cause"] == "cancelled"
+    assert starting.leftovers() == []

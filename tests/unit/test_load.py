@@ -205,7 +205,7 @@ def test_several_ranks_and_engines(quickstart: Path) -> None:
             "eval.sets.1.name: 'a' is the name of another set too",
         ),
         ("data.prompt_data=none.jsonl", "none.jsonl cannot be read: No such file or directory"),
-        ("model.hf_checkpoint=nothing", "does not exist; download it"),
+        ("model.hf_checkpoint=nothing", "does not exist; it is a path"),
         ("model.hf_checkpoint=reward.py", "is not a directory"),
         ("reward.custom_rm_path=reward", "'reward' is not of the form module.function"),
         ("reward.custom_rm_path=reward.share", "defines no 'share'; did you mean 'share_of_target_tokens'?"),

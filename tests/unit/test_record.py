@@ -12,8 +12,8 @@ from slime_hpc.types import Sample, SampleStatus
 
 
 def test_round_line() -> None:
-    row = {"round": 6, "rollout/raw_reward": 0.25, "train/loss": -0.001, "perf/rollout_time": 1.24, "perf/x": 1}
-    assert round_line(row, 50) == "round  6 of 0-49  reward 0.250  loss -0.0010  rollout 1.2s"
+    row = {"round": 6, "rollout/raw_reward": 0.25, "train/grad_norm": 0.5, "perf/rollout_time": 1.24, "perf/x": 1}
+    assert round_line(row, 50) == "round  6 of 0-49  reward 0.250  grad norm 0.50  rollout 1.2s"
 
 
 def test_rollout_metrics() -> None:
