@@ -11,5 +11,10 @@ python -m slime_hpc.testing.tiny_model examples/quickstart/model
 slime-hpc submit examples/quickstart/profile.yaml --set "run_dir=$PWD/$run"
 slime-hpc logs "$run" --follow
 slime-hpc report "$run"
-echo
-echo "The local Slurm is still up; 'slime-hpc devcluster down' ends it."
+
+cat <<EOF
+
+The local Slurm is still up. To go on with it in this shell:
+  export PATH="$PWD/.venv/bin:\$PATH"; eval "\$(slime-hpc devcluster env)"
+To end it: .venv/bin/slime-hpc devcluster down
+EOF

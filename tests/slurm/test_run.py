@@ -116,7 +116,7 @@ def test_a_finished_run_leaves_nothing_running(finished: TestRun) -> None:
 def test_its_directory_is_not_taken_twice(finished: TestRun, model: Path) -> None:
     profile = finished.dir.path.parent / "quickstart" / "profile.yaml"
     sets = (f"--set=run_dir={finished.dir.path}", f"--set=model.hf_checkpoint={model}")
-    with pytest.raises(AssertionError, match=rf"in use by job {finished.job_id}, .*nothing in it was touched"):
+    with pytest.raises(AssertionError, match=rf"was used by job {finished.job_id}, .*nothing in it was touched"):
         slime_hpc("submit", profile, *sets)
     assert read_json(finished.attempt.ended)["cause"] == "finished"
 
