@@ -15,7 +15,7 @@ from runs import TestRun, submit_quickstart
 
 from slime_hpc.records import read_json, read_jsonl
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 TWO_BY_TWO = {
     "trainer.nodes": 2,
@@ -32,7 +32,7 @@ def finished(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
     directory = Path(tempfile.mkdtemp(prefix="slime-hpc-run-"))
     run = submit_quickstart(devcluster, directory, model, **TWO_BY_TWO)
     try:
-        run.wait_for_round(KILLED_AFTER_ROUND)
+        run.wait_until(lambda: len(run.rounds()) > KILLED_AFTER_ROUND, f"round {KILLED_AFTER_ROUND}", timeout_s=400)
         (victim,) = (row["pid"] for row in run.events("engine_started") if row["engine"] == "engine 1")
         os.kill(victim, signal.SIGKILL)
         run.wait_for_end(400)

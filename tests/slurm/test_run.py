@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,7 +125,7 @@ def engine_pid(run: TestRun) -> int:
     return int(run.events("engine_started")[0]["pid"])
 
 
-def raylet_pid(run: TestRun, role: str = "rollout") -> int:
+def raylet_pid(run: TestRun, role: str) -> int:
     (node,) = read_json(run.attempt.allocation)[role]
     return int(read_json(run.attempt.node(node))["raylet"])
 
@@ -158,29 +158,25 @@ def running(endless: TestRun) -> TestRun:
     return endless
 
 
-@pytest.mark.parametrize(
-    ("victim", "cause", "role", "words"),
-    [
-        (raylet_pid, "node_failure", "rollout", ("raylet",)),
-        (engine_pid, "crashed", "rollout", ("engine 0", "SIGKILL")),
-    ],
-)
-def test_a_death_in_a_round_ends_the_attempt_and_is_named(
-    running: TestRun, victim: Callable[[TestRun], int], cause: str, role: str, words: tuple[str, ...]
-) -> None:
-    os.kill(victim(running), signal.SIGKILL)
-    check_failure(running, cause, role, words)
+def test_a_dead_engine_ends_the_attempt_and_is_named(running: TestRun) -> None:
+    os.kill(engine_pid(running), signal.SIGKILL)
+    check_failure(running, "crashed", "rollout", ("engine 0", "SIGKILL"))
 
 
-def test_a_dead_driver_is_named_by_the_supervisor(starting: TestRun) -> None:
-    os.kill(driver_pid(starting), signal.SIGKILL)
-    check_failure(starting, "crashed", "driver", ("driver", "SIGKILL"))
+def test_a_dead_rollout_raylet_ends_the_attempt_and_is_named(starting: TestRun) -> None:
+    os.kill(raylet_pid(starting, "rollout"), signal.SIGKILL)
+    check_failure(starting, "node_failure", "rollout", ("raylet",))
 
 
 def test_the_head_node_takes_the_blame_for_its_raylet(starting: TestRun) -> None:
     """All of Ray goes with it, and the driver runs beside it: neither driver nor rollout is the culprit."""
     os.kill(raylet_pid(starting, "trainer"), signal.SIGKILL)
     check_failure(starting, "node_failure", "trainer", ("raylet",))
+
+
+def test_a_dead_driver_is_named_by_the_supervisor(starting: TestRun) -> None:
+    os.kill(driver_pid(starting), signal.SIGKILL)
+    check_failure(starting, "crashed", "driver", ("driver", "SIGKILL"))
 
 
 def check_failure(run: TestRun, cause: str, role: str, words: tuple[str, ...]) -> None:
@@ -201,14 +197,14 @@ def no_other_is_blamed(run: TestRun, role: str) -> bool:
     return blamed == {role} and alive == {"trainer"} and not run.events("node_silent")
 
 
-def test_cancel(running: TestRun) -> None:
-    slime_hpc("cancel", running.dir.path)
-    ended = running.wait_for_end(DEATH_TO_END_S)
+def test_cancel(starting: TestRun) -> None:
+    slime_hpc("cancel", starting.dir.path)
+    ended = starting.wait_for_end(DEATH_TO_END_S)
     assert ended["cause"] == "cancelled"
-    status = running.status()
+    status = starting.status()
     assert (status["state"], status["verdict"]) == ("ended", "cancelled")
     assert "slime-hpc cancel" in status["why"]
-    assert running.leftovers() == []
+    assert starting.leftovers() == []
 
 
 def test_plain_scancel_is_told_from_a_crash(starting: TestRun, devcluster: RunningDevCluster) -> None:
