@@ -5,7 +5,7 @@ LOCK := requirements/cpu-py311.txt
 STAMP := .venv/.installed
 APT := slurm-wlm slurmdbd munge mariadb-server iproute2
 
-.PHONY: demo test check setup system lock clean
+.PHONY: demo test check setup system compiler lock snapshot clean
 
 demo: setup system
 	examples/quickstart/demo.sh
@@ -23,7 +23,7 @@ check: setup
 setup: $(STAMP)
 
 # uv installs the lock: pip takes minutes for the same, and fills the disk twice.
-$(STAMP): $(LOCK) requirements/bootstrap.txt pyproject.toml
+$(STAMP): $(LOCK) requirements/bootstrap.txt pyproject.toml | compiler
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH; install Python 3.11, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
@@ -37,9 +37,20 @@ system:
 	if [ "$$(id -u)" != 0 ]; then echo "missing system packages; as root: apt-get install $(APT)" >&2; exit 1; fi; \
 	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $(APT) >/dev/null
 
+# For pycosat, which reasoning-gym needs and PyPI has as source only.
+compiler:
+	@command -v cc >/dev/null && $(PYTHON) -c 'import os, sysconfig; \
+	raise SystemExit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' && exit 0; \
+	if [ "$$(id -u)" != 0 ]; then echo "no C compiler or no headers of $(PYTHON); as root: apt-get install gcc libc6-dev $(PYTHON)-dev" >&2; exit 1; fi; \
+	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends gcc libc6-dev $(PYTHON)-dev >/dev/null
+
 lock: setup
 	echo 'uv' | $(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header - -o requirements/bootstrap.txt
 	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --all-extras pyproject.toml -o $(LOCK)
+
+snapshot: setup
+	$(BIN)/python -m slime_hpc.rollout.snapshot
+	$(BIN)/python -m slime_hpc.trainer.snapshot
 
 clean:
 	rm -rf .venv build dist

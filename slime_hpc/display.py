@@ -75,9 +75,9 @@ def status_report(report: StatusReport) -> RenderableType:
 
 
 def run_report(
-    status: StatusReport, rounds: Iterable[Mapping[str, Any]], curve: Path, model: Path | None
+    status: StatusReport, rounds: Iterable[Mapping[str, Any]], data: RenderableType, curve: Path, model: Path | None
 ) -> RenderableType:
-    """Status, a selection of rounds, and where the results lie."""
+    """Status, a selection of rounds, the data, and where the results lie."""
     table = Table("round", box=None, pad_edge=False)
     for heading in ("reward", "grad norm", "logp diff", "rollout", "train", "sync"):
         table.add_column(heading, justify="right")
@@ -86,7 +86,23 @@ def run_report(
     paths = Table.grid(padding=(0, 2))
     paths.add_row("reward curve", Text(str(curve), overflow="fold"))
     paths.add_row("trained model", Text(str(model) if model else "none was exported", overflow="fold"))
-    return Group(status_report(status), "", table, "", paths)
+    return Group(status_report(status), "", table, "", data, "", paths)
+
+
+def data_tables(prompts: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """What was loaded and left out; and what was answered without training on it, with 95 % intervals."""
+    loaded = Table("data", box=None, pad_edge=False)
+    for heading in ("prompts", "left out as too long", "also in training"):
+        loaded.add_column(heading, justify="right")
+    for row in prompts:
+        loaded.add_row(row["set"], *(str(row[name]) for name in ("prompts", "too_long", "also_in_training")))
+    answered = Table("evaluation", box=None, pad_edge=False)
+    for heading in ("rounds", "samples", "reward", "95 % interval"):
+        answered.add_column(heading, justify="right")
+    for e in evaluations:
+        interval = "-" if e["interval"] is None else "{:.3f} to {:.3f}".format(*e["interval"])
+        answered.add_row(e["name"], str(e["rounds"]), str(e["samples"]), f"{e['reward']:.3f}", interval)
+    return Group(loaded, "", answered) if answered.rows else loaded
 
 
 _ROUND_METRICS = (

@@ -12,7 +12,7 @@ import torch
 
 from slime_hpc.algorithm import grpo_advantages
 from slime_hpc.errors import RunFailed
-from slime_hpc.spec.run import Algorithm, Checkpoint, RunSpec
+from slime_hpc.spec.run import Algorithm, RunSpec
 from slime_hpc.types import Groups, Sample, TrainBatch
 
 
@@ -22,6 +22,8 @@ class Fleet(Protocol):
     async def generate(self, round_: int) -> Groups: ...
 
     async def score(self, groups: Groups) -> None: ...
+
+    async def evaluate(self) -> dict[str, Groups]: ...
 
     async def train(self, batch: TrainBatch) -> dict[str, float]: ...
 
@@ -37,6 +39,8 @@ class Recorder(Protocol):
 
     def phase(self, name: str, round_: int) -> None: ...
 
+    def evaluated(self, rounds: int, sets: dict[str, Groups]) -> dict[str, float]: ...
+
     def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None: ...
 
     def finished(self, groups: Groups) -> None: ...
@@ -45,6 +49,8 @@ class Recorder(Protocol):
 async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec) -> None:
     """Train for ``num_rollout`` rounds, then let the trained policy answer once more, and export it."""
     await fleet.publish_weights()
+    recorder.phase("eval", 0)
+    recorder.evaluated(0, await fleet.evaluate())
     for round_ in range(spec.num_rollout):
         clock = Clock(recorder, round_)
         with clock("rollout"):
@@ -56,9 +62,12 @@ async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec) -> None:
             require_finite(trained, round_)
         with clock("update_weights"):
             await fleet.publish_weights()
-        if is_save_due(round_, spec.num_rollout, spec.checkpoint):
+        if is_due(round_, spec.num_rollout, spec.checkpoint.interval):
             with clock("save"):
                 await fleet.save(round_)
+        if spec.eval.sets and is_due(round_, spec.num_rollout, spec.eval.interval):
+            with clock("eval"):
+                trained |= recorder.evaluated(round_ + 1, await fleet.evaluate())
         recorder.round_done(round_, groups, {**trained, **clock.metrics()})
     recorder.phase("export", spec.num_rollout)
     await fleet.export()
@@ -95,9 +104,9 @@ def require_finite(metrics: dict[str, float], round_: int) -> None:
         raise RunFailed(f"training broke in round {round_}: {', '.join(broken)}; lower algorithm.lr, or clip gradients")
 
 
-def is_save_due(round_: int, num_rollout: int, checkpoint: Checkpoint) -> bool:
-    """The last round is always saved."""
-    return round_ + 1 == num_rollout or (checkpoint.interval is not None and (round_ + 1) % checkpoint.interval == 0)
+def is_due(round_: int, num_rollout: int, interval: int | None) -> bool:
+    """Every ``interval`` rounds, and after the last."""
+    return round_ + 1 == num_rollout or (interval is not None and (round_ + 1) % interval == 0)
 
 
 def make_batch(groups: Sequence[Sequence[Sample]], algorithm: Algorithm) -> TrainBatch:

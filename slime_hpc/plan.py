@@ -12,6 +12,7 @@ from slime_hpc import __version__
 from slime_hpc.spec.check import cpus_per_task, gpus_per_node, sbatch_name
 from slime_hpc.spec.cluster import ClusterProfile
 from slime_hpc.spec.load import Profile
+from slime_hpc.spec.passthrough import snapshot_warnings
 from slime_hpc.spec.run import Component, Environment, RunSpec, SbatchOptions
 from slime_hpc.spec.values import Strict, format_time
 from slime_hpc.types import Role
@@ -160,7 +161,7 @@ def _plan_component(index: int, role: Role, asked: Component, spec: RunSpec, clu
 
 def plan_warnings(plan: JobPlan) -> list[str]:
     """What is allowed and may still surprise."""
-    warnings = []
+    warnings = snapshot_warnings(plan.spec)
     limits = {component.time_limit_s for component in plan.components}
     if len(limits) > 1:
         warnings.append(f"the run ends when its shortest component does, after {format_time(min(limits))}")

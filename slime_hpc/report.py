@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slime_hpc.errors import UserError
@@ -25,6 +27,48 @@ def summarise(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     last = len(rounds) - 1
     picked = {round(i * last / (SUMMARY_ROWS - 1)) for i in range(SUMMARY_ROWS)}
     return [rounds[i] for i in sorted(picked)]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation set's answers after so many trained rounds."""
+
+    name: str
+    rounds: int
+    reward: float
+    """Mean over all samples."""
+    samples: int
+    interval: tuple[float, float] | None
+    """95 % interval of the share that passed; None where rewards are not 0 or 1, or a prompt has several samples."""
+
+
+def load_evaluations(run: RunDir) -> list[Evaluation]:
+    """By set and rounds; where one was repeated, the later attempt counts."""
+    found = {}
+    for row in read_jsonl(run.events):
+        if row["event"] == "evaluated":
+            independent = row["passed"] is not None and row["samples"] == row["prompts"]
+            interval = wilson_interval(row["passed"], row["samples"]) if independent else None
+            key = (row["set"], row["rounds"])
+            found[key] = Evaluation(*key, row["reward"], row["samples"], interval)
+    return [found[key] for key in sorted(found)]
+
+
+def load_prompt_counts(run: RunDir) -> list[dict[str, Any]]:
+    """By set of prompts, as the newest attempt loaded them: how many, how many too long, how many trained on too."""
+    rows = {row["set"]: row for row in read_jsonl(run.events) if row["event"] == "prompts_loaded"}
+    names = ("set", "source", "prompts", "too_long", "also_in_training")
+    return [{name: row[name] for name in names} for row in rows.values()]
+
+
+def wilson_interval(passed: int, total: int) -> tuple[float, float]:
+    """95 % interval of a probability, from independent trials. Source: Wilson (1927), without continuity correction."""
+    z = 1.959964
+    share = passed / total
+    centre = share + z * z / (2 * total)
+    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def draw_reward_curve(run: RunDir, rounds: Sequence[dict[str, Any]]) -> None:

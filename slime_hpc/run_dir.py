@@ -166,6 +166,10 @@ class RunDir:
         """What the exported model answered, after the last round."""
         return self.rollouts / f"final.a{attempt:04d}.jsonl"
 
+    def evaluation(self, name: str, rounds: int, attempt: int) -> Path:
+        """What the policy answered to an evaluation set after so many rounds."""
+        return self.rollouts / f"eval_{name}_{rounds:08d}.a{attempt:04d}.jsonl"
+
     @property
     def model(self) -> Path:
         """The exported HF model."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slime_hpc.errors import UserError
+
 if TYPE_CHECKING:
     from slime_hpc.spec.load import Profile
 
@@ -26,6 +28,8 @@ def load(profile: Path, sets: Sequence[str] | None, flags: Sequence[str]) -> Pro
     """A checked profile; ProfileError with everything that is wrong."""
     from slime_hpc.spec.load import load_profile
 
+    if str(profile).startswith("--"):
+        raise UserError(f"{profile}: options of Megatron and SGLang stand after the profile")
     return load_profile(profile, sets=sets or (), flags=flags)
 
 

@@ -19,6 +19,9 @@ class Device(Protocol):
     def torch_dtype(self) -> torch.dtype:
         """Dtype trainer and engine compute in."""
 
+    def network_env(self, interface: str) -> dict[str, str]:
+        """Environment variables that keep the backend on one network interface; read when a group is formed."""
+
     def prepare_trainer(self) -> None:
         """Make megatron-core usable in this process; called before anything imports it."""
 

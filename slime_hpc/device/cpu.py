@@ -21,6 +21,10 @@ class CpuDevice:
 
         return torch.float32
 
+    def network_env(self, interface: str) -> dict[str, str]:
+        """gloo would take the interface that the host name resolves to, often the loopback."""
+        return {"GLOO_SOCKET_IFNAME": interface}
+
     def prepare_trainer(self) -> None:
         from slime_hpc.device.cpu_megatron import redirect_cuda
 

@@ -63,6 +63,7 @@ _REDIRECTED = (
     "megatron.core.distributed.param_and_grad_buffer",  # gradient buffers on current_device()
     "megatron.core.optimizer.optimizer",  # FP32Optimizer's scale on device="cuda"
     "megatron.core.optimizer.clip_grads",  # norm buffers on device="cuda"
+    "megatron.core.rerun_state_machine",  # names the device when it reports a NaN
 )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 import ray.util
 from ray.exceptions import RayTaskError
 
@@ -50,7 +52,7 @@ class TrainerActor:
         return self._rank.weight_metas()
 
     def listen_for_engines(self, timeout_s: float) -> tuple[str, int]:
-        """Where the engines find rank 0 of the weight group."""
+        """Where the engines of a new weight group find its rank 0."""
         self._sender = WeightSender(self._host, timeout_s=timeout_s)
         return self._host, self._sender.port
 
@@ -62,11 +64,17 @@ class TrainerActor:
     def broadcast(self) -> None:
         """Gather the weights under HF names (every rank takes part) and send them from rank 0."""
         tensors = self._rank.named_hf_tensors()
-        if self._sender is not None:
-            self._sender.broadcast(tensors)
-        else:
+        try:
+            if self._sender is not None:
+                self._sender.broadcast(tensors)
+        finally:
             for _ in tensors:
-                continue  # a generator that gathers as it goes: this rank's part is in the iterating
+                continue  # gathered as it is iterated: the other ranks wait for our part, also if sending failed
+
+    def leave_engines(self) -> None:
+        """Leave the weight group, if there is one."""
+        if self._sender is not None:
+            self._sender.close()
 
     def train(self, batch: TrainBatch) -> dict[str, float]:
         return self._rank.train(batch)
@@ -117,6 +125,11 @@ def _redirect_output(plan: JobPlan, who: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, sys.stdout.fileno())
     os.dup2(fd, sys.stderr.fileno())
+
+
+def kill_actor(actor: Any) -> None:
+    """End its process, and with it the engine it holds. Returns at once: the call into Ray may block."""
+    threading.Thread(target=ray.kill, args=(actor,), name="kill", daemon=True).start()
 
 
 class ActorFailed(ClusterError):

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import ray
 
 from slime_hpc.device import get_device
 from slime_hpc.driver.actors import EngineActor, TrainerActor, gather
 from slime_hpc.driver.deadline import say, until, within
-from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet, Roles
+from slime_hpc.driver.engines import Engine, Engines
+from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet, TrainerWeights
 from slime_hpc.driver.health import Member, Tell, watch_actor, watch_engine
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json
 from slime_hpc.rewards.pool import RewardPool
 from slime_hpc.rollout.client import EngineClient, EngineKeys
-from slime_hpc.rollout.data import PromptSource
+from slime_hpc.rollout.data import PromptSet, PromptSource, load_prompts
 from slime_hpc.run_dir import RunDir
+from slime_hpc.spec.run import Data, Sampling
 from slime_hpc.types import Role, TensorMeta
-from slime_hpc.weight_sync.transaction import connect, group_name
+from slime_hpc.weight_sync.buckets import buckets
+from slime_hpc.weight_sync.channel import WeightChannel
 
 HEAD_TIMEOUT_S = 300.0
 RAYLETS_TIMEOUT_S = 300.0
@@ -31,31 +33,42 @@ ENGINE_TIMEOUT_S = 1800.0
 """Loading hundreds of gigabytes from a shared file system is slow the first time."""
 
 
-async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell) -> RayFleet:
-    """Bring everything up and watch over it. Faults go to ``tell`` as they are seen."""
-    rewards = RewardPool(plan.spec.reward.custom_rm_path, plan.profile_dir, timeout_s=plan.spec.reward.timeout_s)
+async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines) -> RayFleet:
+    """Bring everything up and watch over it. Faults go to ``tell`` as they are seen, an engine's to ``engines``."""
+    rewards = RewardPool(plan.spec.reward, plan.profile_dir)
     # gather raises the first failure at once: a bad prompt is not to wait for the engines.
-    _, prompts, roles = await asyncio.gather(
-        asyncio.to_thread(rewards.check), asyncio.to_thread(_load_prompts, plan), _start_roles(plan, run, log, tell)
+    _, (prompts, eval_prompts), (trainers, weights, watchers) = await asyncio.gather(
+        asyncio.to_thread(rewards.check),
+        asyncio.to_thread(_load_prompts, plan),
+        _start_roles(plan, run, log, tell, engines),
     )
-    group = await _connect_weights(plan, roles.trainers, roles.clients)
-    return RayFleet(plan, run, log, roles, group, prompts, rewards)
+    for name, loaded in (("training data", prompts.set), *eval_prompts.items()):
+        _report_prompts(log, name, loaded)
+    return RayFleet(plan, run, log, trainers, engines, weights, prompts, eval_prompts, rewards, watchers)
 
 
-async def _start_roles(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell) -> Roles:
+async def _start_roles(
+    plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines
+) -> tuple[list[Member], WeightChannel, list[asyncio.Task[None]]]:
+    """Trainer ranks and engines, loaded side by side, and who watches over them."""
     await _connect_ray(plan, run)
-    trainers, engines = await _place_actors(plan)
-    watchers = [asyncio.create_task(watch_actor(member, tell)) for member in (*trainers, *engines)]
-    tensors, clients = await asyncio.gather(_set_up_trainers(trainers, log), _start_engines(plan, run, engines, log))
-    for index, engine in enumerate(engines):
+    trainers, holders = await _place_actors(plan, run)
+    watchers = [
+        *(asyncio.create_task(watch_actor(member, tell)) for member in trainers),
+        *(asyncio.create_task(watch_actor(member, engines.lose)) for member in holders),
+    ]
+    tensors, started = await asyncio.gather(_set_up_trainers(trainers, log), _start_engines(plan, run, holders, log))
+    for index, member in enumerate(holders):
         log_path = str(run.attempt(plan.attempt).log(f"engine-{index}"))
-        watchers.append(asyncio.create_task(watch_engine(engine, log_path, tell)))
-    return Roles(trainers, engines, clients, tensors, watchers)
+        watchers.append(asyncio.create_task(watch_engine(member, log_path, engines.lose)))
+    engines.admit(started)
+    return trainers, _weight_channel(plan, trainers, engines, tensors), watchers
 
 
 async def _connect_ray(plan: JobPlan, run: RunDir) -> None:
     attempt = run.attempt(plan.attempt)
-    await until(HEAD_TIMEOUT_S, lambda: "the address of the Ray head", attempt.ray_head.exists)
+    head = attempt.node(read_json(attempt.allocation)[Role.TRAINER][0])
+    await until(HEAD_TIMEOUT_S, lambda: "the Ray head", head.exists)
     address = read_json(attempt.ray_head)["address"]
     await asyncio.to_thread(ray.init, address=address, log_to_driver=False, logging_level="error")
     wanted = {Role.TRAINER.value: plan.trainer_ranks, Role.ROLLOUT.value: plan.engines}
@@ -68,24 +81,42 @@ async def _connect_ray(plan: JobPlan, run: RunDir) -> None:
     say(f"Ray is up at {address}")
 
 
-async def _place_actors(plan: JobPlan) -> tuple[list[Member], list[Member]]:
+async def _place_actors(plan: JobPlan, run: RunDir) -> tuple[list[Member], list[Member]]:
+    """Neighbouring ranks, and engines by the number their GPUs follow from, on the same node."""
+    nodes: dict[str, list[str]] = read_json(run.attempt(plan.attempt).allocation)
+    hosts = await _hosts(plan, run, [name for names in nodes.values() for name in names])
     plan_json = plan.model_dump_json()
 
-    def place(cls: type, role: Role, index: int) -> Any:
-        options = {"num_cpus": 0, "resources": {role.value: 1}, "max_restarts": 0}
-        return ray.remote(cls).options(**options).remote(plan_json, index)
+    def place(cls: type, role: Role, index: int, node: str, name: str) -> Member:
+        resources = {role.value: 1, f"node:{hosts[node]}": 0.001}
+        actor = ray.remote(cls).options(num_cpus=0, resources=resources, max_restarts=0).remote(plan_json, index)
+        return Member(actor, role, node, name)
 
-    trainers = [place(TrainerActor, Role.TRAINER, rank) for rank in range(plan.trainer_ranks)]
-    engines = [place(EngineActor, Role.ROLLOUT, index) for index in range(plan.engines)]
-    asked = (
-        gather(Role.TRAINER, [a.node.remote() for a in trainers]),
-        gather(Role.ROLLOUT, [a.node.remote() for a in engines]),
+    trainers = [
+        place(TrainerActor, Role.TRAINER, rank, nodes[Role.TRAINER][rank // plan.trainer.processes_per_node], name)
+        for rank, name in ((rank, f"trainer rank {rank}") for rank in range(plan.trainer_ranks))
+    ]
+    engines = [
+        place(EngineActor, Role.ROLLOUT, index, nodes[Role.ROLLOUT][index // plan.engines_per_node], f"engine {index}")
+        for index in range(plan.engines)
+    ]
+    up = (
+        gather(Role.TRAINER, [member.actor.ping.remote() for member in trainers]),
+        gather(Role.ROLLOUT, [member.actor.ping.remote() for member in engines]),
     )
-    trainer_nodes, engine_nodes = await within(ACTORS_TIMEOUT_S, "the actors", asyncio.gather(*asked))
-    return (
-        [Member(actor, Role.TRAINER, trainer_nodes[i], f"trainer rank {i}") for i, actor in enumerate(trainers)],
-        [Member(actor, Role.ROLLOUT, engine_nodes[i], f"engine {i}") for i, actor in enumerate(engines)],
-    )
+    await within(ACTORS_TIMEOUT_S, "the actors", asyncio.gather(*up))
+    return trainers, engines
+
+
+async def _hosts(plan: JobPlan, run: RunDir, nodes: Sequence[str]) -> dict[str, str]:
+    """Address of each node, by which Ray knows it too."""
+    files = {node: run.attempt(plan.attempt).node(node) for node in nodes}
+
+    def missing() -> list[str]:
+        return [node for node, file in files.items() if not file.exists()]
+
+    await until(RAYLETS_TIMEOUT_S, lambda: f"the agents of {', '.join(missing())}", lambda: not missing())
+    return {node: str(read_json(file)["host"]) for node, file in files.items()}
 
 
 async def _set_up_trainers(trainers: list[Member], log: EventLog) -> list[TensorMeta]:
@@ -99,7 +130,7 @@ async def _set_up_trainers(trainers: list[Member], log: EventLog) -> list[Tensor
     return tensors
 
 
-async def _start_engines(plan: JobPlan, run: RunDir, engines: list[Member], log: EventLog) -> list[EngineClient]:
+async def _start_engines(plan: JobPlan, run: RunDir, engines: list[Member], log: EventLog) -> list[Engine]:
     attempt = run.attempt(plan.attempt)
     started = await within(
         ACTORS_TIMEOUT_S, "the engines' processes", gather(Role.ROLLOUT, [e.actor.start.remote() for e in engines])
@@ -112,39 +143,44 @@ async def _start_engines(plan: JobPlan, run: RunDir, engines: list[Member], log:
     for engine, (url, _) in zip(engines, started, strict=True):
         log("engine_healthy", engine=engine.name, node=engine.node, url=url)
     keys = EngineKeys.load(attempt.engine_keys)
-    return [await EngineClient(url, keys).__aenter__() for url, _ in started]
+    clients = [await EngineClient(url, keys).__aenter__() for url, _ in started]
+    return [Engine(member, client) for member, client in zip(engines, clients, strict=True)]
 
 
-def _load_prompts(plan: JobPlan) -> PromptSource:
+def _load_prompts(plan: JobPlan) -> tuple[PromptSource, dict[str, PromptSet]]:
+    """The training data, and the evaluation sets by name."""
     from transformers import AutoConfig, AutoTokenizer
 
     model, spec = plan.spec.model.hf_checkpoint, plan.spec
     context = AutoConfig.from_pretrained(model).max_position_embeddings
-    prompts = PromptSource(
-        spec.data,
-        AutoTokenizer.from_pretrained(model),
-        max_tokens=context - spec.sampling.rollout_max_response_len,
-    )
-    say(f"{len(prompts)} prompts; {prompts.too_long} left out as too long")
-    return prompts
+    tokenizer = AutoTokenizer.from_pretrained(model)
+
+    def load(data: Data, sampling: Sampling) -> PromptSet:
+        return load_prompts(data, tokenizer, max_tokens=context - sampling.rollout_max_response_len)
+
+    training = load(spec.data, spec.sampling)
+    eval_sets = {
+        s.name: load(s.as_data(spec.data), s.as_sampling(spec.sampling)).compared_with(training, held_out=s.held_out)
+        for s in spec.eval.sets
+    }
+    return PromptSource(training, spec.data), eval_sets
 
 
-async def _connect_weights(plan: JobPlan, trainers: Sequence[Member], clients: Sequence[EngineClient]) -> str:
-    group = group_name(plan.attempt, membership=0)
-    rank0 = trainers[0].actor
-    host, port = (await gather(Role.TRAINER, [rank0.listen_for_engines.remote(SYNC_TIMEOUT_S)]))[0]
+def _report_prompts(log: EventLog, name: str, prompts: PromptSet) -> None:
+    counts = {"prompts": len(prompts), "too_long": prompts.too_long, "also_in_training": prompts.trained}
+    log("prompts_loaded", set=name, source=prompts.source, **counts)
+    say(f"{name}: {len(prompts)} prompts; {prompts.too_long} left out as too long")
 
-    async def join(world_size: int) -> None:
-        await gather(Role.TRAINER, [rank0.join_engines.remote(world_size, group)])
 
-    await connect(
-        clients,
-        join,
-        host=host,
-        port=port,
+def _weight_channel(
+    plan: JobPlan, trainers: list[Member], engines: Engines, tensors: list[TensorMeta]
+) -> WeightChannel:
+    return WeightChannel(
+        TrainerWeights(trainers),
+        engines,
+        list(buckets(tensors, plan.spec.rollout.update_weight_buffer_size)),
+        attempt=plan.attempt,
         ranks_per_engine=plan.spec.rollout.gpus_per_engine,
-        group_name=group,
         backend=get_device(plan.cluster.device).backend,
         deadline_s=SYNC_TIMEOUT_S,
     )
-    return group

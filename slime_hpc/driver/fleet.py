@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slime_hpc.checkpoint import Manifest, commit, fingerprint, prune
 from slime_hpc.driver.actors import gather
 from slime_hpc.driver.deadline import within
+from slime_hpc.driver.engines import Engines
 from slime_hpc.driver.health import Member
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog
 from slime_hpc.rewards.pool import RewardPool, reward_args
-from slime_hpc.rollout.client import EngineClient
-from slime_hpc.rollout.data import PromptSource
+from slime_hpc.rollout.data import PromptSet, PromptSource
 from slime_hpc.rollout.generate import generate_groups
 from slime_hpc.run_dir import RunDir
-from slime_hpc.types import Groups, Role, TensorMeta, TrainBatch, WeightVersion
-from slime_hpc.weight_sync.transaction import publish
+from slime_hpc.types import Groups, Role, TrainBatch, WeightVersion
+from slime_hpc.weight_sync.channel import WeightChannel
 
 GENERATE_TIMEOUT_S = 3600.0
 TRAIN_TIMEOUT_S = 3600.0
 SYNC_TIMEOUT_S = 600.0
+SEND_TIMEOUT_S = 120.0
+"""For the engines to join the weight group, and to take any one tensor."""
 SAVE_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 15.0
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Trainer and engines, loaded and watched over."""
-
-    trainers: Sequence[Member]
-    """In order of rank."""
-    engines: Sequence[Member]
-    clients: Sequence[EngineClient]
-    """Of the engines, in their order."""
-    tensors: Sequence[TensorMeta]
-    """What a weight sync transfers, in order."""
-    watchers: Sequence[asyncio.Task[None]]
 
 
 @dataclass
@@ -49,20 +37,38 @@ class RayFleet:
     plan: JobPlan
     run: RunDir
     log: EventLog
-    roles: Roles
-    weight_group: str
+    trainers: Sequence[Member]
+    """In order of rank."""
+    engines: Engines
+    weights: WeightChannel
     prompts: PromptSource
+    eval_prompts: Mapping[str, PromptSet]
+    """By the name of their set."""
     rewards: RewardPool
+    watchers: Sequence[asyncio.Task[None]]
     published: int = -1
     """Number of the newest version that all engines serve."""
 
     async def generate(self, round_: int) -> Groups:
         draws = self.prompts.next(self.plan.spec.sampling.rollout_batch_size)
-        return await generate_groups(self.roles.clients, draws, self.plan.spec.sampling, deadline_s=GENERATE_TIMEOUT_S)
+        return await generate_groups(self.engines.router, draws, self.plan.spec.sampling, deadline_s=GENERATE_TIMEOUT_S)
 
     async def score(self, groups: Groups) -> None:
         samples = [sample for group in groups for sample in group]
-        await self.rewards.score(samples, reward_args(self.plan.spec))
+        unverified = await self.rewards.score(samples, reward_args(self.plan.spec))
+        if unverified:
+            self.log("unverified", samples=[sample.index for sample in unverified], of=len(samples))
+
+    async def evaluate(self) -> dict[str, Groups]:
+        """Scored answers to the evaluation sets, one set after the other."""
+        answers = {}
+        for eval_set in self.plan.spec.eval.sets:
+            sampling = eval_set.as_sampling(self.plan.spec.sampling)
+            draws = self.eval_prompts[eval_set.name].draws()
+            groups = await generate_groups(self.engines.router, draws, sampling, deadline_s=GENERATE_TIMEOUT_S)
+            await self.score(groups)
+            answers[eval_set.name] = groups
+        return answers
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
         metrics: dict[str, float] = (await self._all_ranks("train", TRAIN_TIMEOUT_S, batch))[0]
@@ -70,18 +76,7 @@ class RayFleet:
 
     async def publish_weights(self) -> None:
         version = WeightVersion(self.plan.attempt, self.published + 1)
-
-        async def broadcast() -> None:
-            await self._all_ranks("broadcast", SYNC_TIMEOUT_S)
-
-        await publish(
-            self.roles.clients,
-            broadcast,
-            self.roles.tensors,
-            version=version,
-            group_name=self.weight_group,
-            deadline_s=SYNC_TIMEOUT_S,
-        )
+        await self.weights.publish(version)
         self.published = version.number
 
     async def save(self, round_: int) -> None:
@@ -106,20 +101,47 @@ class RayFleet:
 
     async def stop(self) -> None:
         """End the engines, bounded; what is left the sweep finds."""
-        for watcher in self.roles.watchers:
+        for watcher in self.watchers:
             watcher.cancel()
         self.rewards.close()
-        for client in self.roles.clients:
-            await client.__aexit__(None, None, None)
+        await self.engines.close()
         try:
             await within(
                 STOP_TIMEOUT_S,
                 "the end of the engines",
-                gather(Role.ROLLOUT, [e.actor.kill.remote() for e in self.roles.engines]),
+                gather(Role.ROLLOUT, [e.actor.kill.remote() for e in self.engines.members]),
             )
         except Exception as error:  # noqa: BLE001 - the run is finished; the agents sweep their nodes next
             self.log("engines_not_stopped", detail=str(error))
 
     async def _all_ranks(self, method: str, seconds: float, *arguments: Any) -> list[Any]:
-        refs = [getattr(rank.actor, method).remote(*arguments) for rank in self.roles.trainers]
-        return await within(seconds, f"the trainer's {method}", gather(Role.TRAINER, refs))
+        return await all_ranks(self.trainers, method, seconds, *arguments)
+
+
+@dataclass(frozen=True)
+class TrainerWeights:
+    """``weight_sync.channel.WeightSource``: all ranks gather the weights, rank 0 sends them."""
+
+    trainers: Sequence[Member]
+
+    async def listen(self) -> tuple[str, int]:
+        address: tuple[str, int] = await self._rank0("listen_for_engines", SEND_TIMEOUT_S)
+        return address
+
+    async def join(self, world_size: int, group_name: str) -> None:
+        await self._rank0("join_engines", world_size, group_name)
+
+    async def broadcast(self) -> None:
+        await all_ranks(self.trainers, "broadcast", SYNC_TIMEOUT_S)
+
+    async def close(self) -> None:
+        await self._rank0("leave_engines")
+
+    async def _rank0(self, method: str, *arguments: Any) -> Any:
+        return (await all_ranks(self.trainers[:1], method, SYNC_TIMEOUT_S, *arguments))[0]
+
+
+async def all_ranks(trainers: Sequence[Member], method: str, seconds: float, *arguments: Any) -> list[Any]:
+    """Call a method of each and wait for all of them."""
+    refs = [getattr(rank.actor, method).remote(*arguments) for rank in trainers]
+    return await within(seconds, f"the trainer's {method}", gather(Role.TRAINER, refs))

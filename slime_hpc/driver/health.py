@@ -41,6 +41,13 @@ class Fault:
 
     evidence: Evidence
     ending: Ending
+    member: str | None = None
+    """Whom it concerns; None: everybody of that role on that node."""
+
+    def concerns(self, member: Member) -> bool:
+        if self.member is not None:
+            return self.member == member.name
+        return (self.ending.role, self.ending.node) == (member.role, member.node)
 
 
 Tell = Callable[[Fault], None]
@@ -64,7 +71,7 @@ async def watch_actor(member: Member, tell: Tell) -> None:
             await asyncio.wrap_future(member.actor.ping.remote().future())
         except RayError as error:
             detail = f"{member.name} on {member.node} is gone ({type(error).__name__})"
-            return tell(Fault(Evidence.ACTOR, Ending(Cause.CRASHED, detail, member.role, member.node)))
+            return tell(Fault(Evidence.ACTOR, Ending(Cause.CRASHED, detail, member.role, member.node), member.name))
         await asyncio.sleep(POLL_S)
 
 
@@ -77,7 +84,7 @@ async def watch_engine(member: Member, log: str, tell: Tell) -> None:
             return None  # the actor itself is gone, which watch_actor reports
         if status is not None:
             detail = f"{member.name} on {member.node} ended with {describe_exit(status)}; see {log}"
-            return tell(Fault(Evidence.PROCESS, Ending(Cause.CRASHED, detail, member.role, member.node)))
+            return tell(Fault(Evidence.PROCESS, Ending(Cause.CRASHED, detail, member.role, member.node), member.name))
         await asyncio.sleep(POLL_S)
 
 

@@ -15,8 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slime_hpc.driver.actors import kill_actor
 from slime_hpc.driver.bring_up import bring_up
 from slime_hpc.driver.deadline import say
+from slime_hpc.driver.engines import Engines
 from slime_hpc.driver.health import Evidence, Fault, fault_of_loop
 from slime_hpc.driver.record import RunRecorder
 from slime_hpc.errors import ClusterError, RunFailed
@@ -48,6 +50,7 @@ class Driver:
         self._log = EventLog(run.events, attempt=plan.attempt, who="driver")
         self._inbox: queue.Queue[Fault | Ending | Stop] = queue.Queue()
         self._token = self._attempt.control_token.read_text(encoding="utf-8")
+        self._engines: Engines | None = None
 
     def run(self) -> int:
         """Exit code: 0 finished, 3 not."""
@@ -80,9 +83,16 @@ class Driver:
             self._inbox.put(Stop())
         elif kind in ("raylet_died", "raylet_failed"):
             ending = Ending(Cause.NODE_FAILURE, message["detail"], Role(message["role"]), message["node"])
-            self._inbox.put(Fault(Evidence.AGENT, ending))
+            self._tell(Fault(Evidence.AGENT, ending))
         else:
             self._log(kind, **{key: value for key, value in message.items() if key != "type"})
+
+    def _tell(self, fault: Fault) -> None:
+        """An engine's node may go while others are left; a trainer's may not."""
+        if fault.ending.role is Role.ROLLOUT and self._engines is not None:
+            self._engines.report(fault)
+        else:
+            self._inbox.put(fault)
 
     def _train(self) -> None:
         try:
@@ -93,7 +103,8 @@ class Driver:
 
     async def _bring_up_and_train(self) -> None:
         recorder = RunRecorder(self._run, self._plan.attempt, self._plan.spec.num_rollout, self._log)
-        fleet = await bring_up(self._plan, self._run, self._log, self._inbox.put)
+        self._engines = Engines(self._inbox.put, self._log, lambda member: kill_actor(member.actor))
+        fleet = await bring_up(self._plan, self._run, self._log, self._inbox.put, self._engines)
         await run_rounds(fleet, recorder, self._plan.spec)
         await fleet.stop()
 

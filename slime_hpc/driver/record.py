@@ -57,6 +57,17 @@ class RunRecorder:
         append_jsonl(self._run.metrics, row)
         say(round_line(row, self._num_rollout))
 
+    def evaluated(self, rounds: int, sets: dict[str, Groups]) -> dict[str, float]:
+        """What the policy of ``rounds`` trained rounds answered: samples to disk, an event a set, metrics back."""
+        metrics: dict[str, float] = {}
+        for name, groups in sets.items():
+            _write_samples(self._run.evaluation(name, rounds, self._attempt), groups)
+            result = eval_result(groups)
+            self._log("evaluated", set=name, rounds=rounds, **result)
+            say(f"{name} after {rounds} rounds: reward {result['reward']:.3f} of {result['samples']} samples")
+            metrics |= {f"eval/{name}": result["reward"], f"eval/{name}-truncated_ratio": result["truncated_ratio"]}
+        return metrics
+
     def finished(self, groups: Groups) -> None:
         """The answers of the exported policy, which was not trained on them."""
         _write_samples(self._run.final_rollout(self._attempt), groups)
@@ -84,6 +95,19 @@ def rollout_metrics(groups: Groups) -> dict[str, float]:
         "rollout/response_lengths": _mean(s.response_length for s in samples),
         "rollout/truncated_ratio": _mean(s.status is SampleStatus.TRUNCATED for s in samples),
         "rollout/zero_std_ratio": _mean(len({s.reward for s in group}) == 1 for group in groups),
+    }
+
+
+def eval_result(groups: Groups) -> dict[str, Any]:
+    """Of one evaluation set. ``passed`` counts rewards of 1, and is None where a reward lies between 0 and 1."""
+    samples = [sample for group in groups for sample in group]
+    rewards = [float(s.reward) for s in samples if s.reward is not None]
+    return {
+        "prompts": len(groups),
+        "samples": len(samples),
+        "reward": _mean(rewards),
+        "passed": sum(r == 1 for r in rewards) if set(rewards) <= {0.0, 1.0} else None,
+        "truncated_ratio": _mean(s.status is SampleStatus.TRUNCATED for s in samples),
     }
 
 

@@ -14,7 +14,7 @@ from pebble import CONSTS, ProcessExpired, ProcessPool
 
 from slime_hpc.errors import RunFailed, UserError
 from slime_hpc.rewards.worker import Args, Outcome, find_problem, grade, prepare
-from slime_hpc.spec.run import RunSpec
+from slime_hpc.spec.run import Reward, RunSpec
 from slime_hpc.types import Sample
 
 IMPORT_TIMEOUT_S = 120.0
@@ -36,17 +36,21 @@ class RewardError(RunFailed):
 class RewardPool:
     """Calls ``module.function(args, sample)``, sync or async, with a hard time limit for each sample.
 
+    A user's function that fails ends the run. One of our verifiers that hangs or dies on an answer has not
+    verified it: the sample gets 0, and ``metadata["unverified"]`` says why.
+
     Workers are fresh interpreters (spawn): forking a process that has threads can deadlock.
     ``multiprocessing`` imports the parent's main module in each, unless that is a ``__main__``.
     """
 
-    def __init__(self, path: str, profile_dir: Path, *, timeout_s: float, workers: int | None = None) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
+    def __init__(self, reward: Reward, profile_dir: Path, *, workers: int | None = None) -> None:
+        self._reward = reward
+        self._path = reward.custom_rm_path or f"slime_hpc.rewards.{reward.rm_type}.grade"
+        self._timeout_s = reward.timeout_s
         self._pool = ProcessPool(
             max_workers=workers or len(os.sched_getaffinity(0)),
             initializer=prepare,
-            initargs=(profile_dir,),
+            initargs=(profile_dir, self._path if reward.rm_type else None),
             context=multiprocessing.get_context("spawn"),
         )
 
@@ -68,10 +72,12 @@ class RewardPool:
         except ProcessExpired as error:
             problem = f"importing it ended the process (exit code {error.exitcode})"
         if problem is not None:
-            raise UserError(f"reward.custom_rm_path: cannot use {self._path!r}: {problem}")
+            if self._reward.rm_type is not None:
+                problem += "\ninstall what the verifiers need: slime-hpc[engines]"
+            raise UserError(f"reward: cannot use {self._reward.rm_type or self._path!r}: {problem}")
 
-    async def score(self, samples: Sequence[Sample], args: Args) -> None:
-        """Set ``reward`` of every sample, and ``metadata`` to what the function left there.
+    async def score(self, samples: Sequence[Sample], args: Args) -> list[Sample]:
+        """Set ``reward`` of every sample, and ``metadata`` to what the function left there; return the unverified.
 
         RewardError for the first sample it raises on, hangs on, or returns no finite number for.
         """
@@ -79,6 +85,7 @@ class RewardPool:
         try:
             for sample, future in zip(samples, futures, strict=True):
                 self._apply(sample, await self._outcome(asyncio.wrap_future(future)))
+            return [sample for sample in samples if "unverified" in sample.metadata]
         finally:
             for future in futures:
                 future.cancel()  # type: ignore[no-untyped-call]
@@ -87,11 +94,16 @@ class RewardPool:
         try:
             return await future
         except TimeoutError:
-            return Outcome(problem=f"took longer than reward.timeout_s = {self._timeout_s:g} s and was killed")
+            problem = f"took longer than reward.timeout_s = {self._timeout_s:g} s and was killed"
         except ProcessExpired as error:
-            return Outcome(problem=f"its process died (exit code {error.exitcode})")
+            problem = f"its process died (exit code {error.exitcode})"
+        return Outcome(problem=problem, killed=True)
 
     def _apply(self, sample: Sample, outcome: Outcome) -> None:
+        if outcome.killed and self._reward.rm_type is not None:
+            sample.reward = 0.0
+            sample.metadata = {**sample.metadata, "unverified": outcome.problem}
+            return
         if outcome.problem is not None:
             raise RewardError(self._path, sample, outcome.problem)
         sample.reward = outcome.value
@@ -101,12 +113,6 @@ class RewardPool:
         """End all workers, busy or not."""
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join(CLOSE_TIMEOUT_S)
-
-
-def check_reward(path: str, profile_dir: Path) -> None:
-    """UserError if the reward cannot be imported; to be called before anything expensive starts."""
-    with RewardPool(path, profile_dir, timeout_s=IMPORT_TIMEOUT_S, workers=1) as pool:
-        pool.check()
 
 
 def reward_args(spec: RunSpec) -> Args:

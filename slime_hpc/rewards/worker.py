@@ -30,6 +30,8 @@ class Outcome:
     value: float = math.nan
     metadata: dict[str, Any] | None = None
     problem: str | None = None
+    killed: bool = False
+    """It had no say: its process hung or died."""
 
 
 class Args(SimpleNamespace):
@@ -39,10 +41,15 @@ class Args(SimpleNamespace):
         raise AttributeError(f"args.{name} is read-only")
 
 
-def prepare(profile_dir: Path) -> None:
-    """Make modules beside the profile importable, and end this worker when its parent does, even in a call."""
+def prepare(profile_dir: Path, verifier: str | None) -> None:
+    """Make modules beside the profile importable, and end this worker when its parent does, even in a call.
+
+    A verifier of ours is imported at once: its seconds of imports are no sample's.
+    """
     sys.path.insert(0, str(profile_dir))
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    if verifier is not None:
+        find_problem(verifier)
 
 
 def _end_with_parent() -> None:

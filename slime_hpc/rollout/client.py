@@ -164,15 +164,20 @@ class EngineClient:
         else:
             self._has_update_session = True
 
-    async def receive_weights(self, tensors: Sequence[TensorMeta], *, group_name: str, version: WeightVersion) -> None:
-        """Receive these tensors, in this order, from rank 0 of the group, load them, drop cached prefixes."""
+    async def receive_weights(
+        self, tensors: Sequence[TensorMeta], *, group_name: str, version: WeightVersion | None
+    ) -> None:
+        """Receive these tensors, in this order, from rank 0 of the group, and load them.
+
+        ``version`` comes with the last of them; cached prefixes are then dropped.
+        """
         body = {
             "names": [t.name for t in tensors],
             "dtypes": [t.dtype for t in tensors],
             "shapes": [list(t.shape) for t in tensors],
             "group_name": group_name,
-            "flush_cache": True,
-            "weight_version": str(version),
+            "flush_cache": version is not None,
+            "weight_version": None if version is None else str(version),
         }
         await self._call("POST", "/update_weights_from_distributed", body, timeout_s=TRANSFER_TIMEOUT_S)
 
@@ -180,8 +185,18 @@ class EngineClient:
         if self._has_update_session:
             await self._call("POST", "/end_weight_update", {})
 
-    async def destroy_weights_group(self, group_name: str) -> None:
-        await self._call("POST", "/destroy_weights_update_group", {"group_name": group_name})
+    async def abandon_weight_update(self, group_name: str) -> None:
+        """Close the session and leave the group, whatever of them a failed update left.
+
+        EngineError only if there is no answer. To be called once the trainer has left the group, else it may wait.
+        """
+        for path, body in (("/end_weight_update", {}), ("/destroy_weights_update_group", {"group_name": group_name})):
+            try:
+                await self._call("POST", path, body)
+            except EngineError as error:
+                if error.status is None:
+                    raise
+                # It answers: there was no session or no group to leave.
 
     async def _call(
         self, method: str, path: str, body: object = None, *, admin: bool = True, timeout_s: float = CONTROL_TIMEOUT_S

@@ -1,16 +1,20 @@
-"""Prompts from a JSONL file, in an order that a seed and a cursor fix."""
+"""Prompts with their tokens, in an order that a seed and a cursor fix."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import jinja2
 
 from slime_hpc.errors import UserError
 from slime_hpc.spec.run import Data
+from slime_hpc.spec.sources import PromptRow, read_prompts, source_name
 
 
 class Tokenizer(Protocol):
@@ -18,7 +22,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
-    def apply_chat_template(self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool) -> Any: ...
+    def apply_chat_template(
+        self, conversation: Any, *, tools: Any, tokenize: bool, add_generation_prompt: bool
+    ) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -26,8 +32,10 @@ class Prompt:
     """One prompt as it is sent: text after templating, and its tokens."""
 
     text: str
-    tokens: tuple[int, ...]
+    tokens: array[int]
+    """An array, since a list takes nine times the memory, and there may be millions."""
     label: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,30 +46,84 @@ class Draw:
     prompt: Prompt
 
 
-class PromptSource:
-    """An endless stream of prompts, epoch after epoch, each shuffled by seed + epoch.
+@dataclass(frozen=True)
+class PromptSet:
+    """The prompts of one source that leave room for a response, in the source's order."""
 
-    ``max_tokens`` is the longest prompt that leaves room for a response; longer ones are left out
-    and counted in ``too_long``. UserError with file:line for anything that is not a prompt.
-    """
-
-    def __init__(self, data: Data, tokenizer: Tokenizer, *, max_tokens: int) -> None:
-        self._data = data
-        prompts = list(_read_prompts(data, tokenizer))
-        self._prompts = [p for p in prompts if len(p.tokens) <= max_tokens]
-        self.too_long = len(prompts) - len(self._prompts)
-        if not prompts:
-            raise UserError(f"{data.prompt_data} holds no prompt; write one JSON object a line")
-        if not self._prompts:
-            raise UserError(
-                f"{data.prompt_data}: all {len(prompts)} prompts have more than {max_tokens} tokens, what the model's"
-                " context leaves beside the response; shorten them or lower sampling.rollout_max_response_len"
-            )
-        self._drawn = 0
-        self._order: tuple[int, list[int]] | None = None
+    source: str
+    prompts: Sequence[Prompt]
+    too_long: int = 0
+    """Prompts left out because they leave no such room."""
+    trained: int = 0
+    """Prompts of an evaluation set that the training data has too."""
 
     def __len__(self) -> int:
-        return len(self._prompts)
+        return len(self.prompts)
+
+    def draws(self) -> list[Draw]:
+        """Each prompt once."""
+        return [Draw(index, prompt) for index, prompt in enumerate(self.prompts)]
+
+    def fingerprint(self) -> str:
+        """Equal for equal prompts, labels and metadata in the same order."""
+        digest = hashlib.blake2b(digest_size=16)
+        for prompt in self.prompts:
+            digest.update(prompt.tokens.tobytes() + json.dumps([prompt.label, prompt.metadata]).encode())
+        return digest.hexdigest()
+
+    def compared_with(self, training: PromptSet, *, held_out: bool) -> PromptSet:
+        """This set with ``trained`` counted; with ``held_out`` those are left out. UserError if none is left."""
+        seen = {prompt.text for prompt in training.prompts}
+        new = [prompt for prompt in self.prompts if prompt.text not in seen]
+        if held_out and not new:
+            raise UserError(f"{self.source}: the training data has all its {len(self)} prompts; hold other ones out")
+        return PromptSet(self.source, new if held_out else self.prompts, self.too_long, len(self) - len(new))
+
+
+def load_prompts(data: Data, tokenizer: Tokenizer, *, max_tokens: int) -> PromptSet:
+    """All prompts of at most ``max_tokens``. UserError with file:line for anything that is not a prompt."""
+    prompts = list(_tokenize(read_prompts(data), tokenizer, data.apply_chat_template))
+    source = source_name(data)
+    if not prompts:
+        raise UserError(f"{source} holds no prompt")
+    short = [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
+    if not short:
+        raise UserError(
+            f"{source}: all {len(prompts)} prompts have more than {max_tokens} tokens, what the model's"
+            " context leaves beside the response; shorten them or lower sampling.rollout_max_response_len"
+        )
+    return PromptSet(source, short, too_long=len(prompts) - len(short))
+
+
+def _tokenize(rows: Iterable[PromptRow], tokenizer: Tokenizer, apply_chat_template: bool) -> Iterator[Prompt]:
+    for row in rows:
+        text = _apply_template(row, tokenizer) if apply_chat_template else str(row.prompt)
+        tokens = array("i", tokenizer.encode(text, add_special_tokens=False))
+        try:
+            json.dumps([row.label, row.metadata])
+        except TypeError as error:
+            raise UserError(f"{row.where}: label or metadata is no JSON value: {error}") from error
+        yield Prompt(text, tokens, row.label, row.metadata)
+
+
+def _apply_template(row: PromptRow, tokenizer: Tokenizer) -> str:
+    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
+    try:
+        return str(tokenizer.apply_chat_template(messages, tools=row.tools, tokenize=False, add_generation_prompt=True))
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        # A template raises by itself for roles in an order that it does not know; ValueError: there is no template.
+        raise UserError(f"{row.where}: the model's chat template cannot take it: {error}") from error
+
+
+class PromptSource:
+    """An endless stream of prompts, epoch after epoch, each shuffled by seed + epoch."""
+
+    def __init__(self, prompts: PromptSet, data: Data) -> None:
+        self.set = prompts
+        self._data = data
+        self._drawn = 0
+        self._order: tuple[int, list[int]] | None = None
+        self._fingerprint = prompts.fingerprint()
 
     def next(self, count: int) -> list[Draw]:
         """The next ``count`` prompts; an epoch's end and the next one's head may share a batch."""
@@ -69,77 +131,30 @@ class PromptSource:
         self._drawn += count
         return draws
 
-    def state(self) -> dict[str, int]:
-        """The cursor, as JSON."""
-        return {"drawn": self._drawn, "prompts": len(self._prompts)}
+    def state(self) -> dict[str, Any]:
+        """The cursor, as JSON, and what it is a place in."""
+        order = self._data.rollout_seed if self._data.rollout_shuffle else None
+        return {"drawn": self._drawn, "prompts": len(self.set), "fingerprint": self._fingerprint, "order": order}
 
-    def restore(self, state: dict[str, int]) -> None:
-        """Go on after the draw that ``state`` was taken at. UserError if the file has changed in length since."""
-        if state["prompts"] != len(self._prompts):
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on after the draw that ``state`` was taken at. UserError if prompts or order have changed since."""
+        now = self.state() | {"drawn": state["drawn"]}
+        changed = [f"{key} {state[key]!r} → {now[key]!r}" for key in now if state[key] != now[key]]
+        if changed:
             raise UserError(
-                f"{self._data.prompt_data} has {len(self._prompts)} usable prompts, but {state['prompts']} when the"
-                " checkpoint was written, so its place in the data means nothing; restore the file or start a new run"
+                f"{self.set.source} is not what it was when the checkpoint was written ({', '.join(changed)}), so the"
+                " run's place in the data means nothing; restore data and profile, or start a new run"
             )
         self._drawn = state["drawn"]
 
     def _at(self, draw: int) -> Prompt:
-        epoch, position = divmod(draw, len(self._prompts))
-        return self._prompts[self._epoch_order(epoch)[position]]
+        epoch, position = divmod(draw, len(self.set))
+        return self.set.prompts[self._epoch_order(epoch)[position]]
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
-            order = list(range(len(self._prompts)))
+            order = list(range(len(self.set)))
             if self._data.rollout_shuffle:
                 random.Random(self._data.rollout_seed + epoch).shuffle(order)
             self._order = (epoch, order)
         return self._order[1]
-
-
-def _read_prompts(data: Data, tokenizer: Tokenizer) -> Iterator[Prompt]:
-    for where, row in _read_rows(data.prompt_data):
-        text = _prompt_text(_value(row, data.input_key, where, "data.input_key"), where, data, tokenizer)
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        if not tokens:
-            raise UserError(f"{where}: the prompt is empty; remove the line")
-        label = None if data.label_key is None else _value(row, data.label_key, where, "data.label_key")
-        yield Prompt(text, tuple(tokens), label)
-
-
-def _read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file:line, row) of every line that is not blank."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data.prompt_data: cannot read {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield f"{path}:{number}", _parse_row(line, f"{path}:{number}")
-
-
-def _parse_row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); write one object a line") from error
-    if not isinstance(row, dict):
-        raise UserError(f'{where}: a {type(row).__name__}, not an object; write {{"prompt": …}}')
-    return row
-
-
-def _value(row: dict[str, Any], key: str, where: str, setting: str) -> Any:
-    if key not in row:
-        raise UserError(f"{where}: no key {key!r} ({setting}); the line has {', '.join(map(repr, row)) or 'none'}")
-    return row[key]
-
-
-def _prompt_text(value: Any, where: str, data: Data, tokenizer: Tokenizer) -> str:
-    """A string, or with a chat template also a list of messages."""
-    if not data.apply_chat_template:
-        if not isinstance(value, str):
-            raise UserError(
-                f"{where}: {data.input_key!r} is a {type(value).__name__}, not text;"
-                " set data.apply_chat_template: true if it is a list of messages"
-            )
-        return value
-    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))

@@ -20,6 +20,7 @@ from slime_hpc.plan import JobPlan
 from slime_hpc.records import write_json
 from slime_hpc.rollout.client import EngineClient, EngineError, EngineKeys
 from slime_hpc.run_dir import RunDir
+from slime_hpc.supervisor.address import interface_of
 
 UNPROTECTED = frozenset({"api_key", "admin_api_key", "grpc_port", "tokenizer_worker_num"})
 """Arguments that would show the keys, or open a listener that does not ask for them."""
@@ -95,7 +96,7 @@ class EngineServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=engine_env(os.environ, get_device(self._plan.cluster.device).sglang_env()),
+                env=engine_env(os.environ, self._device_env()),
             )
         self.url = f"http://{self._host}:{port}"
         return self.url
@@ -133,6 +134,10 @@ class EngineServer:
         if self._process is None:
             raise RuntimeError(f"{self} has not been started")
         return self._process
+
+    def _device_env(self) -> dict[str, str]:
+        device = get_device(self._plan.cluster.device)
+        return {**device.sglang_env(), **device.network_env(interface_of(self._host))}
 
     async def _wait_healthy(self, deadline_s: float) -> None:
         deadline = time.monotonic() + deadline_s

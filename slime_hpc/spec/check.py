@@ -5,19 +5,17 @@ Each ``check_`` returns findings, with the path of the key to change; the loader
 
 from __future__ import annotations
 
-import ast
-import importlib.util
-import json
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from slime_hpc.errors import Finding
+from slime_hpc.spec.check_data import check_data, check_eval, check_reward
 from slime_hpc.spec.cluster import MAX_SCRATCH_BYTES, ClusterProfile
-from slime_hpc.spec.explain import did_you_mean, show
+from slime_hpc.spec.explain import show
 from slime_hpc.spec.passthrough import SBATCH_OWNED
-from slime_hpc.spec.run import Component, Data, Environment, RunSpec
+from slime_hpc.spec.run import Component, Environment, RunSpec
 
 Findings = Iterator[Finding]
 
@@ -33,8 +31,9 @@ def check_profile(spec: RunSpec, cluster: ClusterProfile, profile_dir: Path) -> 
         *check_algorithm(spec),
         *check_run_dir(spec.run_dir),
         *check_model_dir(spec.model.hf_checkpoint),
-        *check_prompts(spec.data),
-        *check_reward(spec.reward.custom_rm_path, profile_dir),
+        *check_data(spec),
+        *check_eval(spec),
+        *check_reward(spec, profile_dir),
         *check_environment(spec.environment),
     ]
 
@@ -70,7 +69,7 @@ def cpus_per_task(component: Component, cluster: ClusterProfile) -> int | None:
 
 
 def check_shape(spec: RunSpec, cluster: ClusterProfile) -> Findings:
-    """Do nodes, GPUs, engines and tensor parallelism divide, and does this version run that many?"""
+    """Do nodes, GPUs, engines and tensor parallelism divide, and does this version run engines that large?"""
     yield from _check_ranks(spec, gpus_per_node(spec.trainer, cluster))
     yield from _check_engines(spec, gpus_per_node(spec.rollout, cluster))
 
@@ -87,11 +86,6 @@ def _check_ranks(spec: RunSpec, gpus: int | None) -> Findings:
             "trainer.megatron.tensor_model_parallel_size",
             f"{tensor} does not divide the trainer's {ranks} ({shape}); set it to a divisor of {ranks}",
         )
-    elif ranks > 1:
-        yield Finding(
-            "trainer",
-            f"{shape}, but this version trains on one; set trainer.nodes: 1 and trainer.gpus_per_node: 1",
-        )
 
 
 def _check_engines(spec: RunSpec, gpus: int | None) -> Findings:
@@ -100,18 +94,16 @@ def _check_engines(spec: RunSpec, gpus: int | None) -> Findings:
         return
     gpus = max(1, gpus)
     per_engine = spec.rollout.gpus_per_engine
-    engines = spec.rollout.nodes * gpus // per_engine
     if gpus % per_engine:
         yield Finding(
             "rollout.gpus_per_engine",
             f"{per_engine} does not divide gpus_per_node ({gpus}); set one to a multiple of the other",
         )
-    elif engines > 1 or per_engine > 1:
+    elif per_engine > 1:
         yield Finding(
-            "rollout",
-            f"{_count(spec.rollout.nodes, 'node')} × {_count(gpus, 'GPU')} a node = {_count(engines, 'engine')} of "
-            f"{_count(per_engine, 'GPU')}, but this version runs one engine on one GPU; "
-            "set rollout.nodes: 1, rollout.gpus_per_node: 1 and rollout.gpus_per_engine: 1",
+            "rollout.gpus_per_engine",
+            f"{per_engine} GPUs an engine, but this version has run engines of one only; set it to 1, "
+            "and have more engines instead",
         )
 
 
@@ -175,10 +167,31 @@ def check_algorithm(spec: RunSpec) -> Findings:
         yield Finding("algorithm.eps_clip", f"{low} is not between 0 and 1: the ratio is clipped at 1 - eps_clip")
     if high is not None and high < low:
         yield Finding("algorithm.eps_clip_high", f"{high} is below eps_clip ({low}); leave it out to use the same")
+    yield from _check_learning_rate(spec)
     if spec.sampling.n_samples_per_prompt < 2:
         yield Finding(
             "sampling.n_samples_per_prompt",
             "is 1, but GRPO compares the samples of one prompt: every advantage would be 0; use 2 or more",
+        )
+
+
+def _check_learning_rate(spec: RunSpec) -> Findings:
+    algorithm = spec.algorithm
+    decay_iters = algorithm.lr_decay_iters or spec.num_rollout
+    if algorithm.min_lr > algorithm.lr:
+        yield Finding("algorithm.min_lr", f"{algorithm.min_lr:g} is above lr ({algorithm.lr:g}); set it to less")
+    if algorithm.lr_decay_style == "constant":
+        for key in ("min_lr", "lr_decay_iters"):
+            if key in algorithm.model_fields_set:
+                yield Finding(
+                    f"algorithm.{key}",
+                    "has no effect on a constant rate; leave it out, or set lr_decay_style to linear or cosine",
+                )
+    if algorithm.lr_warmup_iters >= decay_iters:
+        yield Finding(
+            "algorithm.lr_warmup_iters",
+            f"{algorithm.lr_warmup_iters} rounds of warm-up do not end before round {decay_iters}, where the schedule "
+            "does (lr_decay_iters, or else num_rollout); set it to fewer",
         )
 
 
@@ -207,63 +220,6 @@ def check_model_dir(path: Path) -> Findings:
     for name in ("config.json", "*.safetensors", "tokenizer.json"):
         if not any(path.glob(name)):
             yield Finding(key, f"{path} has no {name}; copy it from where the model came from")
-
-
-def check_prompts(data: Data) -> Findings:
-    """The file is there, and its first line has the keys; the rest is read by the driver."""
-    key, path = "data.prompt_data", data.prompt_data
-    try:
-        with open(path, encoding="utf-8") as file:
-            line = file.readline()
-        row = json.loads(line)
-    except OSError as e:
-        yield Finding(key, f"{path} cannot be read: {e.strerror}")
-        return
-    except ValueError:
-        yield Finding(key, f"{path} has no JSON object in its first line; it needs one a line, with a prompt each")
-        return
-    for name in filter(None, (data.input_key, data.label_key)):
-        if not isinstance(row, dict) or name not in row:
-            option = "input_key" if name == data.input_key else "label_key"
-            yield Finding(f"data.{option}", f"{name!r} is not a key of the first line of {path}")
-
-
-def check_reward(dotted: str, profile_dir: Path) -> Findings:
-    """Can the function be found? Without importing it: it may need what a login node has not."""
-    key = "reward.custom_rm_path"
-    module, _, function = dotted.rpartition(".")
-    if not all(part.isidentifier() for part in dotted.split(".")) or not module:
-        yield Finding(key, f"{dotted!r} is not of the form module.function, such as reward.grade")
-        return
-    file = _module_file(module, profile_dir)
-    if file is None:
-        if importlib.util.find_spec(module.split(".")[0]) is None:
-            yield Finding(key, f"no module {module!r}: neither {profile_dir}/{module}.py nor one that is installed")
-        return
-    try:
-        names = _top_level_names(ast.parse(file.read_bytes()))
-    except (SyntaxError, ValueError) as e:
-        yield Finding(key, f"{file} is not valid Python: {e}")
-        return
-    if function not in names:
-        yield Finding(key, f"{file} defines no {function!r}{did_you_mean(function, names)}")
-
-
-def _module_file(module: str, profile_dir: Path) -> Path | None:
-    base = profile_dir.joinpath(*module.split("."))
-    return next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
-
-
-def _top_level_names(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    return names
 
 
 def check_environment(environment: Environment) -> Findings:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -28,20 +29,18 @@ _KINDS = {
 }
 
 
-def validate(
-    model: type[M], tree: Tree, prefix: KeyPath = (), owned: Mapping[str, str] | None = None
-) -> tuple[M | None, list[Finding]]:
-    """The values below ``prefix`` as a model, strictly: no number for a text, no text for a number.
+def validate(model: type[M], tree: Tree) -> tuple[M | None, list[Finding]]:
+    """The tree's values as a model, strictly: no number for a text, no text for a number.
 
-    ``owned`` gives the reason for refusing a key by name. Where unknown keys are all that is wrong, the model
-    without them is returned beside the findings, so that the remaining checks can run as well.
+    Where unknown keys are all that is wrong, the model without them is returned beside the findings, so that the
+    remaining checks can run as well.
     """
-    values = tree.get(prefix)
+    values = tree.values
     try:
         return _parse(model, values), []
     except ValidationError as e:
         errors = e.errors(include_url=False)
-    findings = list(_unique(_explain(error, model, tree, prefix, owned or {}) for error in errors))
+    findings = list(_unique(_explain(error, model, tree) for error in errors))
     if any(error["type"] != "extra_forbidden" for error in errors):
         return None, findings
     return _parse(model, _without(values, [error["loc"] for error in errors])), findings
@@ -60,6 +59,11 @@ def show(value: object) -> str:
     """A value as it would stand in YAML, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def homes_of(model: type[BaseModel], key: str) -> list[str]:
+    """Every dotted path under which a key of that name is known."""
+    return sorted(_homes(model, key))
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -91,23 +95,22 @@ def _unique(findings: Iterable[Finding]) -> Iterator[Finding]:
             yield finding
 
 
-def _explain(error: Any, model: type[BaseModel], tree: Tree, prefix: KeyPath, owned: Mapping[str, str]) -> Finding:
-    location = tuple(str(part) for part in error["loc"])
-    path = (*prefix, *location)
+def _explain(error: Any, model: type[BaseModel], tree: Tree) -> Finding:
+    path = location = tuple(str(part) for part in error["loc"])
     if error["type"] != "missing":
         while path not in tree:
             path = path[:-1]  # pydantic appends the members of a union
-    message = _message(error, model, location, tree.get(path), owned)
+    message = _message(error, model, location, tree.get(path))
     return Finding(".".join(path), message, tree.where(path))
 
 
-def _message(error: Any, root: type[BaseModel], location: KeyPath, value: object, owned: Mapping[str, str]) -> str:
+def _message(error: Any, root: type[BaseModel], location: KeyPath, value: object) -> str:
     kind = error["type"]
     context = error.get("ctx", {})
     if kind == "missing":
         return "is missing, and has no default"
     if kind == "extra_forbidden":
-        return _unknown_key(root, location, owned)
+        return _unknown_key(root, location)
     if kind == "literal_error":
         return f"{show(value)} is not one of {context['expected']}"
     if kind == "value_error":
@@ -120,28 +123,34 @@ def _message(error: Any, root: type[BaseModel], location: KeyPath, value: object
     return f"{show(value)}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _unknown_key(root: type[BaseModel], location: KeyPath, owned: Mapping[str, str]) -> str:
+def _unknown_key(root: type[BaseModel], location: KeyPath) -> str:
     *parents, key = location
-    if key in owned:
-        return f"may not be set here: {owned[key]}"
     known = keys_of(_model_at(root, parents))
-    homes = [] if difflib.get_close_matches(key, known) else sorted(_homes(root, key))
+    homes = [] if difflib.get_close_matches(key, known) else homes_of(root, key)
     if homes:
         return f"unknown key; did you mean {' or '.join(homes)}?"
-    what = "not a key that this version applies" if owned else "unknown key"
-    return f"{what}{did_you_mean(key, known)}"
+    return f"unknown key{did_you_mean(key, known)}"
 
 
 def _model_at(root: type[BaseModel], parents: Iterable[str]) -> type[BaseModel]:
     annotation: Any = root
     for key in parents:
-        annotation = get_args(annotation)[1] if get_origin(annotation) is dict else keys_of(annotation)[key]
+        if get_origin(annotation) is dict:
+            annotation = get_args(annotation)[1]
+        elif get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
+        else:
+            annotation = _without_none(keys_of(annotation)[key])
     model: type[BaseModel] = annotation
     return model
 
 
+def _without_none(annotation: Any) -> Any:
+    """``X`` of ``X | None``."""
+    return get_args(annotation)[0] if isinstance(annotation, UnionType) else annotation
+
+
 def _homes(model: type[BaseModel], key: str, prefix: str = "") -> Iterator[str]:
-    """Every dotted path under which a key of that name is known."""
     for name, annotation in keys_of(model).items():
         if name == key:
             yield prefix + name

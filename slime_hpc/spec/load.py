@@ -12,28 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from slime_hpc.errors import Finding, ProfileError
 from slime_hpc.spec.check import check_profile
 from slime_hpc.spec.cluster import ClusterProfile
-from slime_hpc.spec.explain import did_you_mean, keys_of, show, validate
-from slime_hpc.spec.passthrough import (
-    MEGATRON_OWNED,
-    SGLANG_OWNED,
-    MegatronArgs,
-    SglangArgs,
-)
+from slime_hpc.spec.explain import did_you_mean, show, validate
+from slime_hpc.spec.passthrough import apply_flags, check_keys, check_values
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.spec.yaml_tree import KeyPath, Tree, parse_value, parse_yaml
 
 PATH_KEYS: tuple[KeyPath, ...] = (("run_dir",), ("model", "hf_checkpoint"), ("data", "prompt_data"))
 """Relative ones are taken from the profile's directory; ``~`` and ``$VARIABLES`` are expanded."""
-
-PASSTHROUGH: tuple[tuple[KeyPath, type[BaseModel], dict[str, str]], ...] = (
-    (("trainer", "megatron"), MegatronArgs, MEGATRON_OWNED),
-    (("rollout", "sglang"), SglangArgs, SGLANG_OWNED),
-)
 
 
 @dataclass(frozen=True)
@@ -67,13 +55,14 @@ def load_profile(path: Path, *, sets: Sequence[str] = (), flags: Sequence[str] =
     tree = parse_yaml(text, _short(path))
     apply_sets(tree, sets)
     apply_flags(tree, flags)
-    findings = _resolve_paths(tree, path.parent)
+    findings = _resolve_paths(tree, path.parent) + check_keys(tree)
     spec, more = validate(RunSpec, tree)
-    findings += more + _check_passthrough(tree)
+    findings += more
     cluster, more = _find_cluster(tree, path.parent)
     findings += more
     if spec is not None and cluster is not None:
-        findings += [_at(finding, tree) for finding in check_profile(spec, cluster, path.parent)]
+        more = [*check_profile(spec, cluster, path.parent), *check_values(spec, cluster)]
+        findings += [_at(finding, tree) for finding in more]
     if findings or spec is None or cluster is None:
         raise ProfileError(_in_order(findings))
     return Profile(path, text, spec, cluster, tree)
@@ -122,40 +111,16 @@ def apply_sets(tree: Tree, sets: Sequence[str]) -> None:
         tree.set(tuple(dotted.split(".")), parse_value(value, origin), origin)
 
 
-def apply_flags(tree: Tree, flags: Sequence[str]) -> None:
-    """``--sglang-mem-fraction-static 0.8 --weight-decay=0.1``, over what the file says."""
-    destinations = _flag_destinations()
-    words = [part for flag in flags for part in (flag.split("=", 1) if flag.startswith("--") else [flag])]
-    while words:
-        flag = words.pop(0)
-        if flag not in destinations:
-            hint = did_you_mean(flag, destinations)
-            raise ProfileError([Finding("", f"not an option that this version applies{hint}", flag)])
-        if not words or words[0].startswith("--"):
-            raise ProfileError([Finding("", "needs a value", flag)])
-        tree.set(destinations[flag], parse_value(words.pop(0), flag), flag)
-
-
-def _flag_destinations() -> dict[str, KeyPath]:
-    prefixes = {"megatron": "--", "sglang": "--sglang-"}
-    return {
-        prefixes[parents[-1]] + key.replace("_", "-"): (*parents, key)
-        for parents, model, owned in PASSTHROUGH
-        for key in (*keys_of(model), *owned)
-    }
-
-
-def _check_passthrough(tree: Tree) -> list[Finding]:
-    findings: list[Finding] = []
-    for path, model, owned in PASSTHROUGH:
-        if isinstance(tree.get(path), dict):
-            findings += validate(model, tree, path, owned)[1]
-    return findings
+def _path_keys(tree: Tree) -> list[KeyPath]:
+    """``PATH_KEYS``, and the file of each evaluation set."""
+    sets = tree.get(("eval", "sets"))
+    count = len(sets) if isinstance(sets, list) else 0
+    return [*PATH_KEYS, *(("eval", "sets", str(i), "prompt_data") for i in range(count))]
 
 
 def _resolve_paths(tree: Tree, base: Path) -> list[Finding]:
     findings = []
-    for key in PATH_KEYS:
+    for key in _path_keys(tree):
         text = tree.get(key)
         if not isinstance(text, str):
             continue  # missing or of a wrong type: the schema says so

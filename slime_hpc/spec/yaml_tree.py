@@ -67,14 +67,19 @@ class Tree:
         return value
 
     def set(self, path: KeyPath, value: object, origin: str) -> None:
-        """Put a value over what the file says; ProfileError where a parent is not a mapping."""
-        parent = self.values
-        for depth, key in enumerate(path[:-1], start=1):
-            parent = parent.setdefault(key, {})
-            if not isinstance(parent, dict):
+        """Put a value over what the file says; ProfileError where a parent is no mapping, nor a list of that length."""
+        *parents, last = path
+        parent: Any = self.values
+        for depth, key in enumerate(parents, start=1):
+            parent = parent.setdefault(key, {}) if isinstance(parent, dict) else parent[int(key)]
+            if not isinstance(parent, dict) and not _is_index(parent, path[depth]):
                 raise ProfileError([Finding(".".join(path[:depth]), "has no keys below it to set", origin)])
-        parent[path[-1]] = value
+        parent[int(last) if isinstance(parent, list) else last] = value
         self.origins[path] = origin
+
+
+def _is_index(value: object, key: str) -> bool:
+    return isinstance(value, list) and key.isdecimal() and int(key) < len(value)
 
 
 def parse_yaml(text: str, file: str) -> Tree:

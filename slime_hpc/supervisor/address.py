@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
+import psutil
+
 from slime_hpc.errors import ClusterError
 
 
@@ -28,6 +30,14 @@ def own_address(peer: str) -> str:
             f"node {node_name()} finds no way to node {peer} ({error}); do the two partitions share a network?"
         ) from error
     return address
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has this local address."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if address in (entry.address for entry in addresses):
+            return name
+    raise ClusterError(f"node {node_name()} has no network interface with address {address}")
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -68,6 +68,7 @@ def raylet_argv(config: RayletConfig) -> list[str]:
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--resources={json.dumps(dict(config.resources))}",
         f"--temp-dir={config.temp_dir / 'r'}",  # not temp_dir itself, of which Ray would open the mode to everybody
+        "--include-log-monitor=false",  # a process that sends logs to the driver, which has no use for them
         *("--disable-usage-stats", "--log-style=record", "--log-color=false"),
     ]
 

@@ -79,5 +79,5 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def descendants(pid: int, names: Sequence[str]) -> list[psutil.Process]:
-    """Children, at any depth, of one process that carry one of these names."""
-    return [child for child in psutil.Process(pid).children(recursive=True) if child.name() in names]
+    """Living children, at any depth, of one process that carry one of these names."""
+    return [c for c in psutil.Process(pid).children(recursive=True) if c.name() in names and _is_alive(c)]

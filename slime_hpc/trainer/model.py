@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from slime_hpc.errors import UserError
+from slime_hpc.spec.passthrough import MegatronSettings
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -58,8 +59,8 @@ def require_divisible(config: HfConfig, tensor_parallel: int) -> None:
             )
 
 
-def megatron_config(config: HfConfig, dtype: torch.dtype, tensor_parallel: int) -> TransformerConfig:
-    """Megatron's description of the same model."""
+def megatron_config(config: HfConfig, dtype: torch.dtype, settings: MegatronSettings) -> TransformerConfig:
+    """Megatron's description of the same model, with what the profile adds."""
     from megatron.core.transformer import TransformerConfig
 
     return TransformerConfig(
@@ -78,7 +79,6 @@ def megatron_config(config: HfConfig, dtype: torch.dtype, tensor_parallel: int) 
         qk_layernorm=config.model_type == "qwen3",
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        tensor_model_parallel_size=tensor_parallel,
         params_dtype=dtype,
         # Although weights are loaded: it also marks those split over ranks, which the gradient norm must know.
         perform_initialization=True,
@@ -89,16 +89,17 @@ def megatron_config(config: HfConfig, dtype: torch.dtype, tensor_parallel: int) 
         gradient_accumulation_fusion=False,
         persist_layer_norm=False,
         apply_rope_fusion=False,
+        **settings.transformer,
     )
 
 
-def build_model(config: HfConfig, dtype: torch.dtype, tensor_parallel: int) -> GPTModel:
+def build_model(config: HfConfig, dtype: torch.dtype, settings: MegatronSettings) -> GPTModel:
     """This rank's part of the model, its weights still to be loaded. Needs Megatron's parallel state."""
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    require_divisible(config, tensor_parallel)
-    megatron = megatron_config(config, dtype, tensor_parallel)
+    require_divisible(config, settings.tensor_parallel)
+    megatron = megatron_config(config, dtype, settings)
     return GPTModel(
         config=megatron,
         transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=megatron.qk_layernorm, normalization="RMSNorm"),

@@ -17,7 +17,9 @@ from torch._C._distributed_c10d import TCPStore
 from slime_hpc.device import get_device
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import fsync_dir, read_json, write_json
-from slime_hpc.spec.passthrough import MegatronArgs
+from slime_hpc.spec.passthrough import megatron_settings
+from slime_hpc.spec.run import RunSpec
+from slime_hpc.supervisor.address import interface_of, own_address
 from slime_hpc.trainer.hf_weights import HfWeights, Layout, gather_weights, load_weights, model_layouts, weight_metas
 from slime_hpc.types import ShardReport, TensorMeta, TrainBatch
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.models.gpt import GPTModel
     from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 TIMEOUT = timedelta(minutes=10)
 """For the ranks to meet, and for any one collective."""
@@ -43,8 +46,8 @@ class TrainerRank:
     def __init__(self, plan: JobPlan, rank: int, world_size: int) -> None:
         self._spec = plan.spec
         self._device = get_device(plan.cluster.device)
-        self._megatron = MegatronArgs.model_validate(plan.spec.trainer.megatron)
-        self._tensor_parallel = self._megatron.tensor_model_parallel_size or 1
+        self._megatron = megatron_settings(plan.spec.trainer.megatron)
+        self._tensor_parallel = self._megatron.tensor_parallel
         self.rank = rank
         self.world_size = world_size
         self.step = 0
@@ -52,6 +55,7 @@ class TrainerRank:
         self._model: GPTModel
         self._ddp: DistributedDataParallel
         self._optimizer: MegatronOptimizer
+        self._scheduler: OptimizerParamScheduler
         self._layouts: dict[str, Layout]
 
     def rendezvous(self, host: str) -> tuple[str, int]:
@@ -82,9 +86,16 @@ class TrainerRank:
         """One optimizer step over the whole batch, which every rank is given. Collective."""
         from slime_hpc.trainer.step import train_step
 
-        temperature = self._spec.sampling.rollout_temperature
-        metrics = train_step(self._ddp, self._optimizer, batch, self._spec.algorithm, temperature=temperature)
+        metrics = train_step(
+            self._ddp,
+            self._optimizer,
+            batch,
+            self._spec.algorithm,
+            temperature=self._spec.sampling.rollout_temperature,
+            max_tokens=self._spec.trainer.max_tokens_per_gpu,
+        )
         self.step += 1
+        self._scheduler.step(increment=1)
         return metrics
 
     def named_hf_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -107,6 +118,9 @@ class TrainerRank:
         from slime_hpc.trainer.state import load_state
 
         self.step = load_state(directory, self._model, self._optimizer)
+        # The rates follow from the step and the profile of today, so they are no part of the checkpoint.
+        self._scheduler = build_scheduler(self._optimizer, self._spec)
+        self._scheduler.step(increment=self.step)
 
     def export_hf(self, directory: Path) -> None:
         """Write a model that transformers loads; replaces an older one. Collective; rank 0 writes.
@@ -129,6 +143,7 @@ class TrainerRank:
     def _join(self, master_host: str, master_port: int) -> None:
         from megatron.core import parallel_state, tensor_parallel
 
+        os.environ.update(self._device.network_env(interface_of(own_address(master_host))))
         if self._store is None:
             self._store = TCPStore(master_host, master_port, self.world_size, is_master=False, timeout=TIMEOUT)
         torch.distributed.init_process_group(
@@ -148,24 +163,47 @@ class TrainerRank:
 
         checkpoint = self._spec.model.hf_checkpoint
         config = read_hf_config(checkpoint)
-        self._model = build_model(config, self._device.torch_dtype(), self._tensor_parallel)
+        self._model = build_model(config, self._device.torch_dtype(), self._megatron)
         self._layouts = model_layouts(self._model.config, tied=config.tie_word_embeddings)
         tp_rank = parallel_state.get_tensor_model_parallel_rank()
         load_weights(self._model, self._layouts, HfWeights(checkpoint), tp_rank, self._tensor_parallel)
-        self._ddp = DistributedDataParallel(self._model.config, DistributedDataParallelConfig(), self._model)
+        self._ddp = DistributedDataParallel(
+            self._model.config, DistributedDataParallelConfig(**self._megatron.ddp), self._model
+        )
         self._optimizer = self._build_optimizer()
+        self._scheduler = build_scheduler(self._optimizer, self._spec)
 
     def _build_optimizer(self) -> MegatronOptimizer:
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
-        given = self._megatron.model_dump(exclude_none=True, exclude={"tensor_model_parallel_size"})
         dtype = self._device.torch_dtype()
+        given = self._megatron.optimizer
         config = OptimizerConfig(optimizer="adam", lr=self._spec.algorithm.lr, params_dtype=dtype, **given)
-        optimizer = get_megatron_optimizer(config, [self._ddp])
-        for group in optimizer.param_groups:
-            # Norms and biases are not to decay; Megatron leaves that to its scheduler, which a constant rate lacks.
-            group["weight_decay"] = config.weight_decay * group["wd_mult"]
-        return optimizer
+        return get_megatron_optimizer(config, [self._ddp])
+
+
+def build_scheduler(optimizer: MegatronOptimizer, spec: RunSpec) -> OptimizerParamScheduler:
+    """Megatron's, at step 0; it also keeps norms and biases from decaying."""
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    algorithm = spec.algorithm
+    weight_decay = optimizer.config.weight_decay
+    decay_iters = algorithm.lr_decay_iters or spec.num_rollout
+    for group in optimizer.param_groups:
+        group.update(max_lr=algorithm.lr, min_lr=algorithm.min_lr)  # a loaded checkpoint brings those it was saved with
+    return OptimizerParamScheduler(
+        optimizer,
+        init_lr=0.0,
+        max_lr=algorithm.lr,
+        min_lr=algorithm.min_lr,
+        lr_warmup_steps=algorithm.lr_warmup_iters,
+        lr_decay_steps=decay_iters,
+        lr_decay_style=algorithm.lr_decay_style,
+        start_wd=weight_decay,
+        end_wd=weight_decay,
+        wd_incr_steps=decay_iters,
+        wd_incr_style="constant",
+    )
 
 
 def write_hf_model(directory: Path, source: Path, tensors: dict[str, torch.Tensor]) -> None:

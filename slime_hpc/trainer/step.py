@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
     from megatron.core.optimizer import MegatronOptimizer
 
-MICRO_BATCH_TOKENS = 8192
-"""Padded tokens of one forward pass; logits and attention scores of so many must fit into memory."""
-
 
 @dataclass(frozen=True)
 class Rectangle:
@@ -73,9 +70,11 @@ def train_step(
     algorithm: Algorithm,
     *,
     temperature: float,
+    max_tokens: int,
 ) -> dict[str, float]:
     """Update the policy once with the whole batch, shared out over the data-parallel ranks. Collective.
 
+    Gradients are summed up over micro-batches of at most ``max_tokens`` padded tokens.
     Loss and metrics are means over the batch's samples of means over a sample's tokens. Returns slime's metrics.
     """
     from megatron.core import parallel_state
@@ -87,7 +86,7 @@ def train_step(
     optimizer.zero_grad()
     sums, largest_diff = torch.zeros(3), torch.zeros(())
     mine = range(dp_rank, samples, dp_size)
-    for picked in micro_batches([len(batch.tokens[i]) for i in mine], MICRO_BATCH_TOKENS):
+    for picked in micro_batches([len(batch.tokens[i]) for i in mine], max_tokens):
         terms, diff = _loss_terms(model, make_rectangle(batch, [mine[i] for i in picked]), algorithm, temperature)
         # DDP averages gradients over the ranks; the batch's mean wants their sum.
         (terms[0] * dp_size / samples).backward()

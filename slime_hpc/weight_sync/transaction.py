@@ -16,6 +16,11 @@ class WeightSyncError(ClusterError):
     the trainer until its side of the group is closed (``WeightSender.close``).
     """
 
+    @property
+    def is_shared(self) -> bool:
+        """True where all wait for each other, so that those who failed may be another's victims."""
+        return self.phase in ("connect", "transfer")
+
     def __init__(self, phase: str, who: Sequence[str], problem: str) -> None:
         self.phase = phase
         self.who = tuple(who)
@@ -38,8 +43,9 @@ async def connect(
     backend: str,
     deadline_s: float,
 ) -> None:
-    """Form the group: trainer rank 0, then every engine's ranks in order.
+    """Form the group: trainer rank 0, then every engine's ranks in order. Leaves the engines paused.
 
+    They are paused first because all must be there: one that is missing leaves the others waiting.
     ``join(world_size)`` has the trainer join as rank 0 (``WeightSender.join``), listening at host:port.
     """
     world_size = 1 + ranks_per_engine * len(receivers)
@@ -55,6 +61,7 @@ async def connect(
             backend=backend,
         )
 
+    await _all("pause", {r.url: r.pause_generation() for r in receivers}, deadline_s)
     steps = {"the trainer": join(world_size), **{r.url: enter(r) for r in receivers}}
     await _all("connect", steps, deadline_s)
 
@@ -62,7 +69,7 @@ async def connect(
 async def publish(
     receivers: Sequence[WeightReceiver],
     broadcast: Callable[[], Awaitable[None]],
-    tensors: Sequence[TensorMeta],
+    buckets: Sequence[Sequence[TensorMeta]],
     *,
     version: WeightVersion,
     group_name: str,
@@ -70,7 +77,8 @@ async def publish(
 ) -> None:
     """Have every engine serve ``version``, and only then let any of them generate again.
 
-    ``broadcast()`` has the trainer send ``tensors`` in this order (``WeightSender.broadcast``).
+    ``broadcast()`` has the trainer send all tensors of all buckets in this order (``WeightSender.broadcast``);
+    an engine receives a bucket at a time.
     Nothing is sent before every engine has answered twice, the second time from its schedulers: one
     dead member of the group would leave the others waiting. ``receive_weights`` flushes the caches.
     ``deadline_s`` bounds each phase. WeightSyncError on any failure.
@@ -81,11 +89,20 @@ async def publish(
 
     await each("pause", lambda r: r.pause_generation())
     await each("begin", lambda r: r.begin_weight_update())
-    receiving = {r.url: r.receive_weights(tensors, group_name=group_name, version=version) for r in receivers}
+    receiving = {r.url: _receive(r, buckets, group_name, version) for r in receivers}
     await _all("transfer", {"the trainer": broadcast(), **receiving}, deadline_s)
     await each("end", lambda r: r.end_weight_update())
     await each("acknowledge", lambda r: _require_version(r, version))
     await each("continue", lambda r: r.continue_generation())
+
+
+async def _receive(
+    receiver: WeightReceiver, buckets: Sequence[Sequence[TensorMeta]], group_name: str, version: WeightVersion
+) -> None:
+    """The version comes with the last bucket: before it, the engine's weights are of no version."""
+    for number, bucket in enumerate(buckets, start=1):
+        last = version if number == len(buckets) else None
+        await receiver.receive_weights(bucket, group_name=group_name, version=last)
 
 
 async def _require_version(receiver: WeightReceiver, version: WeightVersion) -> None:

@@ -16,6 +16,7 @@ from slime_hpc.rollout.client import EngineClient, EngineKeys
 from slime_hpc.rollout.engine import EngineServer
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.types import TensorMeta, WeightVersion
+from slime_hpc.weight_sync.buckets import buckets
 from slime_hpc.weight_sync.distributed import WeightSender
 from slime_hpc.weight_sync.transaction import connect, group_name, publish
 
@@ -23,6 +24,8 @@ HOST = "127.0.0.1"
 KEYS = EngineKeys(api_key="user-key-5d1f", admin_api_key="admin-key-9c3e")
 START_DEADLINE_S = 300.0
 SYNC_DEADLINE_S = 30.0
+BUCKET_BYTES = 64 * 1024
+"""Less than the tiny model has, so that every publication takes several requests."""
 
 
 def make_plan(run_dir: Path, model: Path, **sglang: Any) -> JobPlan:
@@ -129,10 +132,11 @@ class WeightGroup:
         """Push the model as it is now, as the next version."""
         self.published += 1
         named = self.tensors()
+        metas = [TensorMeta(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in named]
         await publish(
             [client],
             lambda: asyncio.to_thread(self.sender.broadcast, named),
-            [TensorMeta(name, str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in named],
+            list(buckets(metas, BUCKET_BYTES)),
             version=self.version,
             group_name=self.name,
             deadline_s=deadline_s,

@@ -21,6 +21,7 @@ from slime_hpc.rollout.client import EngineClient, EngineError, EngineKeys
 from slime_hpc.rollout.data import Draw, Prompt
 from slime_hpc.rollout.engine import EngineServer
 from slime_hpc.rollout.generate import generate_groups
+from slime_hpc.rollout.router import Router
 from slime_hpc.spec.run import Sampling
 from slime_hpc.types import SampleStatus
 
@@ -48,6 +49,15 @@ def sampling(length: int, n: int = 1, **options: float | bool) -> Sampling:
     return Sampling.model_validate(
         {"rollout_batch_size": 1, "n_samples_per_prompt": n, "rollout_max_response_len": length, **options}
     )
+
+
+def router(client: EngineClient) -> Router:
+    """To one engine, which is not to fall silent."""
+
+    def fail(error: EngineError) -> None:
+        raise error
+
+    return Router([client], fail)
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -82,9 +92,9 @@ def test_a_round_of_groups(weights: WeightGroup) -> None:
     seen: list[tuple[int, int]] = []
 
     async def generate() -> None:
-        async with engine.client() as a, engine.client() as b:
+        async with engine.client() as client:
             groups = await generate_groups(
-                [a, b],
+                router(client),
                 draws(3),
                 sampling(12, n=4, ignore_eos=True),
                 deadline_s=60,
@@ -111,7 +121,7 @@ def test_a_round_of_groups(weights: WeightGroup) -> None:
 def test_samples_end_where_the_model_ends_them(weights: WeightGroup) -> None:
     async def generate() -> None:
         async with weights.engine.client() as client:
-            (group,) = await generate_groups([client], draws(1), sampling(400, n=16), deadline_s=120)
+            (group,) = await generate_groups(router(client), draws(1), sampling(400, n=16), deadline_s=120)
         for sample in group:
             ended = sample.response_tokens[-1] == EOS
             assert sample.status is (SampleStatus.COMPLETED if ended else SampleStatus.TRUNCATED)
@@ -127,7 +137,7 @@ def test_an_aborted_sample_keeps_what_it_has(weights: WeightGroup) -> None:
     async def abort() -> None:
         async with weights.engine.client() as client:
             running = asyncio.create_task(
-                generate_groups([client], draws(1), sampling(400, ignore_eos=True), deadline_s=60)
+                generate_groups(router(client), draws(1), sampling(400, ignore_eos=True), deadline_s=60)
             )
             await asyncio.sleep(0.5)
             await client.abort_all()
@@ -144,8 +154,8 @@ def test_a_missed_deadline_names_the_engine_and_frees_it(weights: WeightGroup) -
     async def late() -> None:
         async with weights.engine.client() as client:
             with pytest.raises(DeadlineExceeded, match=f"2 of 2 samples were missing after 0 s, from {client.url}"):
-                await generate_groups([client], draws(2), sampling(450, ignore_eos=True), deadline_s=0.3)
-            groups = await generate_groups([client], draws(2), sampling(4, ignore_eos=True), deadline_s=60)
+                await generate_groups(router(client), draws(2), sampling(450, ignore_eos=True), deadline_s=0.3)
+            groups = await generate_groups(router(client), draws(2), sampling(4, ignore_eos=True), deadline_s=60)
         assert [len(group) for group in groups] == [1, 1]
 
     asyncio.run(late())
@@ -155,7 +165,7 @@ def test_a_refused_request_quotes_the_engine(weights: WeightGroup) -> None:
     async def refused() -> None:
         async with weights.engine.client() as client:
             with pytest.raises(EngineError, match=r"answered 400 to /generate: .*context length") as caught:
-                await generate_groups([client], draws(2), sampling(4000), deadline_s=60)
+                await generate_groups(router(client), draws(2), sampling(4000), deadline_s=60)
         assert (caught.value.status, caught.value.url) == (400, weights.engine.server.url)
 
     asyncio.run(refused())
@@ -191,7 +201,6 @@ SWAPPED = EngineKeys(KEYS.admin_api_key, KEYS.api_key)
         EngineClient.flush_cache,
         EngineClient.abort_all,
         EngineClient.begin_weight_update,
-        lambda client: client.destroy_weights_group("g"),
     ],
 )
 def test_nothing_is_done_without_the_right_key(

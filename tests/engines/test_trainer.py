@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -194,13 +195,19 @@ def test_step_is_the_one_a_plain_torch_trainer_makes(
 ) -> None:
     world_size, tp = LAYOUTS[layout]
     trainer = start_trainer(
-        tiny_model, world_size, temperature=TEMPERATURE, lr=LR, tensor_model_parallel_size=tp, **SETTINGS
+        tiny_model,
+        world_size,
+        temperature=TEMPERATURE,
+        lr=LR,
+        max_tokens=40,
+        tensor_model_parallel_size=tp,
+        **SETTINGS,
     )
     plain = PlainTrainer(tiny_model)
-    # The third batch leaves a data-parallel rank without samples; the second is cut into micro-batches.
-    for batch, micro_batch_tokens in ((make_batch(5), 8192), (make_batch(7, seed=1), 20), (make_batch(1), 8192)):
+    # The first two are cut into micro-batches; the third leaves a data-parallel rank without samples.
+    for batch in (make_batch(5), make_batch(7, seed=1), make_batch(1)):
         expected = plain.train(batch)
-        for metrics in trainer(on_rank.train, batch, micro_batch_tokens):
+        for metrics in trainer(on_rank.train, batch):
             assert metrics == pytest.approx(expected, rel=2e-5, abs=1e-6)
             assert metrics["train/grad_norm"] > SETTINGS["clip_grad"], "or clipping is not tested"
     updated = trainer(on_rank.weights)[0]
@@ -230,6 +237,30 @@ def test_megatron_arguments_reach_megatron(start_trainer: StartTrainer, tiny_mod
     trainer = start_trainer(tiny_model, 2, lr=LR, tensor_model_parallel_size=2, **SETTINGS)
     expected = {"lr": LR, "tensor_model_parallel_size": 2, **SETTINGS}
     assert trainer(on_rank.optimizer_settings) == [expected, expected]
+
+
+WARM_UP_3_OF_10 = {"lr_warmup_iters": 3, "lr_decay_iters": 10, "min_lr": LR / 10}
+
+
+@pytest.mark.parametrize(
+    ("style", "expected"),
+    [
+        ("constant", [0, 1 / 3, 2 / 3, 1, 1]),
+        ("linear", [0, 1 / 3, 2 / 3, 1, 1 - 0.9 / 7]),
+        ("cosine", [0, 1 / 3, 2 / 3, 1, 0.1 + 0.45 * (1 + math.cos(math.pi / 7))]),
+    ],
+)
+def test_the_learning_rate_follows_its_schedule_also_after_loading(
+    start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path, style: str, expected: list[float]
+) -> None:
+    settings = {"lr": LR, "schedule": {"lr_decay_style": style, **WARM_UP_3_OF_10}}
+    trainer = start_trainer(tiny_model, 1, **settings)
+    rates = [trainer(on_rank.train, make_batch(2))[0]["train/lr"] for _ in range(2)]
+    trainer(on_rank.save, tmp_path / "checkpoint")
+    resumed = start_trainer(tiny_model, 1, **settings)
+    resumed(on_rank.load, tmp_path / "checkpoint")
+    rates += [resumed(on_rank.train, make_batch(2))[0]["train/lr"] for _ in range(3)]
+    assert rates == pytest.approx([LR * share for share in expected])
 
 
 def test_grad_norm_is_logged_when_nothing_is_clipped(start_trainer: StartTrainer, tiny_model: Path) -> None:

@@ -105,8 +105,7 @@ def test_closing_our_side_frees_an_engine_whose_group_lost_a_member(weights: Wei
             assert caught.value.phase == "transfer"
             assert "the trainer" in caught.value.who
             group.sender.close()
-            await asyncio.wait_for(client.end_weight_update(), 20)
-            await client.destroy_weights_group(group.name)
+            await asyncio.wait_for(client.abandon_weight_update(group.name), 20)
             assert await client.weight_version() == str(weights.version), "what was not received is not served"
             await weights.publish(client)
             assert await mismatch(engine) <= TOLERANCE

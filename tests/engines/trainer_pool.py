@@ -72,13 +72,23 @@ class Held:
     trainer: TrainerRank
 
 
-def trainer_plan(run_dir: Path, model: Path, *, temperature: float = 1.0, lr: float = 1e-6, **megatron: Any) -> JobPlan:
+def trainer_plan(
+    run_dir: Path,
+    model: Path,
+    *,
+    temperature: float = 1.0,
+    lr: float = 1e-6,
+    max_tokens: int = 8192,
+    schedule: dict[str, Any] | None = None,
+    **megatron: Any,
+) -> JobPlan:
     plan = make_plan(run_dir, model)
     spec = plan.spec.model_copy(
         update={
-            "trainer": plan.spec.trainer.model_copy(update={"megatron": megatron}),
+            "trainer": plan.spec.trainer.model_copy(update={"megatron": megatron, "max_tokens_per_gpu": max_tokens}),
             "sampling": plan.spec.sampling.model_copy(update={"rollout_temperature": temperature}),
-            "algorithm": plan.spec.algorithm.model_copy(update={"lr": lr}),
+            "num_rollout": 10,
+            "algorithm": plan.spec.algorithm.model_copy(update={"lr": lr, **(schedule or {})}),
         }
     )
     return plan.model_copy(update={"spec": spec})
@@ -114,10 +124,7 @@ def metas(rank: int) -> list[tuple[str, str, tuple[int, ...]]]:
     return [(m.name, m.dtype, m.shape) for m in Held.trainer.weight_metas()]
 
 
-def train(rank: int, batch: TrainBatch, micro_batch_tokens: int = 8192) -> dict[str, float]:
-    from slime_hpc.trainer import step
-
-    step.MICRO_BATCH_TOKENS = micro_batch_tokens
+def train(rank: int, batch: TrainBatch) -> dict[str, float]:
     return Held.trainer.train(batch)
 
 
@@ -150,3 +157,14 @@ def optimizer_settings(rank: int) -> dict[str, Any]:
         **{name: getattr(config, name) for name in names},
         "tensor_model_parallel_size": Held.trainer._model.config.tensor_model_parallel_size,
     }
+
+
+def configs(rank: int) -> dict[str, dict[str, Any]]:
+    """Plain fields of the three configs that the trainer was built with."""
+    built = {
+        "transformer": Held.trainer._model.config,
+        "optimizer": Held.trainer._optimizer.config,
+        "ddp": Held.trainer._ddp.ddp_config,
+    }
+    plain = bool | int | float | str | list | None
+    return {name: {k: v for k, v in vars(c).items() if isinstance(v, plain)} for name, c in built.items()}

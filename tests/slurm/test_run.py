@@ -15,20 +15,11 @@ from runs import TestRun, slime_hpc, submit_quickstart, wait_for
 
 from slime_hpc.checkpoint import find_newest_complete, verify
 from slime_hpc.records import read_json, read_jsonl
-from slime_hpc.testing.tiny_model import make_tiny_qwen3
 
 pytestmark = pytest.mark.timeout(600)
 
 START_TO_END_S = 400
 DEATH_TO_END_S = 60
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(prefix="slime-hpc-model-"))
-    make_tiny_qwen3(directory / "tiny")
-    yield directory / "tiny"
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from slime_hpc.errors import ProfileError
 from slime_hpc.spec.load import load_profile, shipped_cluster_profiles
-from slime_hpc.spec.passthrough import MEGATRON_OWNED, SBATCH_OWNED, SGLANG_OWNED, MegatronArgs, SglangArgs
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.spec.yaml_tree import parse_scalar, parse_yaml
 
@@ -124,6 +123,19 @@ def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Re
     assert "has no tokenizer.json; copy it from" in message
 
 
+def test_shapes_that_do_not_fit(refused: Refused) -> None:
+    message = refused("trainer.nodes=2", "trainer.gpus_per_node=2", "trainer.megatron.tensor_model_parallel_size=3")
+    assert "3 does not divide the trainer's 4 (2 nodes × 2 ranks a node = 4 ranks)" in message
+    message = refused("rollout.gpus_per_node=4", "rollout.gpus_per_engine=2")
+    assert "rollout.gpus_per_engine: 2 GPUs an engine, but this version has run engines of one only" in message
+
+
+def test_several_ranks_and_engines(quickstart: Path) -> None:
+    shape = ("trainer.nodes=2", "trainer.gpus_per_node=2", "rollout.nodes=2", "rollout.gpus_per_node=4")
+    spec = load_profile(quickstart, sets=[*shape, "trainer.megatron.tensor_model_parallel_size=4"]).spec
+    assert (spec.trainer.nodes, spec.rollout.nodes) == (2, 2)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -147,8 +159,6 @@ def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Re
         ("run_dir=''", 'run_dir: "": is empty'),
         ("run_dir=/tmp/100%j", 'has "%", which Slurm\'s output option cannot take'),
         ('run_dir="/tmp/a\\nb"', "which Slurm's output option cannot take"),
-        ("rollout.gpus_per_node=3", "rollout: 1 node × 3 GPUs a node = 3 engines of 1 GPU, but this version runs one"),
-        ("trainer.nodes=2", "trainer: 2 nodes × 1 rank a node = 2 ranks, but this version trains on one"),
         ("trainer.megatron.tensor_model_parallel_size=3", "3 does not divide the trainer's 1"),
         ("trainer.gpus_per_node=5", "trainer.gpus_per_node: 5 is over the 4 GPUs a node has in partition 'train'"),
         ("trainer.cpus_per_task=99", "trainer.cpus_per_task: 99 is over the 8 CPUs"),
@@ -159,21 +169,47 @@ def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Re
         ("trainer.sbatch={ntasks_per_node: 3}", "may not be set here: one task a node"),
         ("trainer.sbatch={x: n1}", "'x' is not the long name of an sbatch option"),
         ("algorithm.eps_clip=1.5", "algorithm.eps_clip: 1.5 is not between 0 and 1"),
+        ("algorithm.min_lr=1", "algorithm.min_lr: 1 is above lr (0.005)"),
+        ("algorithm.lr_decay_iters=9", "algorithm.lr_decay_iters: has no effect on a constant rate; leave it out, or"),
+        ("algorithm.lr_warmup_iters=50", "50 rounds of warm-up do not end before round 50"),
         ("algorithm.eps_clip_high=0.1", "algorithm.eps_clip_high: 0.1 is below eps_clip (0.2)"),
         ("sampling.n_samples_per_prompt=1", "every advantage would be 0"),
-        ("data.input_key=text", "data.input_key: 'text' is not a key of the first line"),
-        ("data.prompt_data=reward.py", "has no JSON object in its first line"),
+        ("data.input_key=text", "prompts.jsonl:1: no key 'text' (data.input_key); the row has 'input'"),
+        ("data.prompt_data=reward.py", "reward.py:1: not JSON"),
+        ("data.prompt_data=prompts.jsonl@[99:]", "prompts.jsonl@[99:] holds no prompt"),
+        ("data.prompt_data=prompts.jsonl@[x]", "does not end in a slice such as @[0:100]"),
+        ("data.reasoning_gym={dataset: x, size: 1}", "data: needs either prompt_data (a file) or reasoning_gym"),
+        ("data.reasoning_gym={dataset: x, sizes: 1}", "data.reasoning_gym.sizes: unknown key; did you mean 'size'?"),
+        ("data={reasoning_gym: {dataset: chain_sums, size: 1}}", "no dataset 'chain_sums'; did you mean 'chain_sum'?"),
+        (
+            "data={reasoning_gym: {dataset: chain_sum, size: 1}, label_key: x}",
+            "data.label_key: has no effect with reasoning_gym, whose keys are fixed; remove it",
+        ),
+        ("data.tool_key=input", "data.tool_key: has no effect without a chat template"),
+        ("reward.rm_type=math", "reward: needs either rm_type (math or reasoning_gym) or custom_rm_path"),
+        ("reward={}", "reward: needs either rm_type (math or reasoning_gym) or custom_rm_path"),
+        ("reward={rm_type: maths}", "reward.rm_type: 'maths' is not a verifier of this version; did you mean 'math'?"),
+        ("reward={rm_type: dapo}", "'dapo' is not a verifier of this version; known: math, reasoning_gym; or write"),
+        ("reward={rm_type: math}", "reward.rm_type: 'math' compares with the label, but data.label_key does not say"),
+        ("reward={rm_type: reasoning_gym}", "'reasoning_gym' needs tasks of that package, but data reads"),
+        ("eval.interval=3", "eval.interval: has no effect without eval.sets"),
+        ("eval.sets=[{name: a}]", "eval.sets.0: needs either prompt_data (a file) or reasoning_gym"),
+        ("eval.sets=[{nmae: a, prompt_data: x}]", "eval.sets.0.nmae: unknown key; did you mean 'name'?"),
+        ("eval.sets=[{name: a, prompt_data: x}]", "x cannot be read: No such file"),
+        (
+            "eval.sets=[{name: a, prompt_data: prompts.jsonl, n_samples_per_eval_prompt: 4}]",
+            "eval.sets.0.n_samples_per_eval_prompt: 4 samples at temperature 0 are all the same",
+        ),
+        (
+            "eval.sets=[{name: a, prompt_data: prompts.jsonl}, {name: a, prompt_data: prompts.jsonl}]",
+            "eval.sets.1.name: 'a' is the name of another set too",
+        ),
         ("data.prompt_data=none.jsonl", "none.jsonl cannot be read: No such file or directory"),
         ("model.hf_checkpoint=nothing", "does not exist; it is a path"),
         ("model.hf_checkpoint=reward.py", "is not a directory"),
         ("reward.custom_rm_path=reward", "'reward' is not of the form module.function"),
         ("reward.custom_rm_path=reward.share", "defines no 'share'; did you mean 'share_of_target_tokens'?"),
         ("reward.custom_rm_path=rewards.grade", "no module 'rewards'"),
-        ("trainer.megatron.lr=1", "trainer.megatron.lr: may not be set here: set algorithm.lr instead"),
-        ("trainer.megatron.recompute_granularity=full", "not a key that this version applies"),
-        ("rollout.sglang.port=1", "rollout.sglang.port: may not be set here: slime-hpc starts the server"),
-        ("rollout.sglang.mem_fraction=0.5", "not a key that this version applies; did you mean 'mem_fraction_static'?"),
-        ("rollout.sglang.mem_fraction_static=1.5", "1.5: input should be less than 1"),
         ("name.first=x", "name: has no keys below it to set"),
         ("nonsense", "is not of the form key.subkey=value"),
         ("a=[1", "not YAML"),
@@ -181,6 +217,34 @@ def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Re
 )
 def test_one_mistake(refused: Refused, override: str, message: str) -> None:
     assert message in refused(override)
+
+
+def test_evaluation_sets_are_read_like_the_training_data(quickstart: Path) -> None:
+    sets = ["eval.sets=[{name: a, prompt_data: 'prompts.jsonl@[:2]'}]", "data.rollout_shuffle=false"]
+    spec = load_profile(quickstart, sets=[*sets, "eval.sets.0.eval_max_response_len=7"]).spec
+    data, sampling = spec.eval.sets[0].as_data(spec.data), spec.eval.sets[0].as_sampling(spec.sampling)
+    assert data.prompt_data == quickstart.parent / "prompts.jsonl@[:2]"
+    assert (data.input_key, data.apply_chat_template) == (spec.data.input_key, spec.data.apply_chat_template)
+    assert (sampling.rollout_max_response_len, sampling.rollout_temperature, sampling.n_samples_per_prompt) == (7, 0, 1)
+    assert RunSpec.model_validate_json(spec.model_dump_json()) == spec
+
+
+def test_smollm2_loads() -> None:
+    """But for the model, which its script makes."""
+    with pytest.raises(ProfileError) as error:
+        load_profile(
+            Path(__file__).parents[2] / "examples" / "smollm2" / "profile.yaml", sets=["model.hf_checkpoint=no"]
+        )
+    assert [finding.path for finding in error.value.findings] == ["model.hf_checkpoint"]
+
+
+def test_held_out_tasks_need_a_seed_far_away(quickstart: Path, refused: Refused) -> None:
+    tasks = "reasoning_gym: {dataset: chain_sum, size: 10, seed: "
+    data = f"data={{{tasks} 1}}}}"
+    held_out = "eval.sets=[{name: a, held_out: true, " + tasks
+    assert "eval.sets.0.reasoning_gym.seed: with 10 some tasks" in refused(data, f"{held_out}10}}}}]")
+    assert "use 11 or more" in refused(data, f"{held_out}10}}}}]")
+    assert load_profile(quickstart, sets=[data, f"{held_out}11}}}}]"]).spec.eval.sets[0].held_out
 
 
 def test_a_good_profile_has_just_the_one_finding(refused: Refused) -> None:
@@ -235,27 +299,3 @@ def test_overrides(quickstart: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert profile.spec.environment.setup == ("module purge", "source x")
     assert profile.spec.rollout.sglang == {"mem_fraction_static": 0.8}
     assert profile.spec.trainer.megatron == {"weight_decay": 0.1}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ("--wieght-decay", "1"),
-            "--wieght-decay: not an option that this version applies; did you mean '--weight-decay'?",
-        ),
-        (("--weight-decay",), "--weight-decay: needs a value"),
-        (("--weight-decay", "--clip-grad", "1"), "--weight-decay: needs a value"),
-        (("stray",), "stray: not an option"),
-        (("--lr", "1"), "--lr: trainer.megatron.lr: may not be set here: set algorithm.lr instead"),
-        (("--sglang-port", "1"), "--sglang-port: rollout.sglang.port: may not be set here"),
-    ],
-)
-def test_bad_flags(refused: Refused, flags: tuple[str, ...], message: str) -> None:
-    assert message in refused(flags=flags)
-
-
-def test_no_key_is_both_applied_and_owned() -> None:
-    assert not MegatronArgs.model_fields.keys() & MEGATRON_OWNED.keys()
-    assert not SglangArgs.model_fields.keys() & SGLANG_OWNED.keys()
-    assert all("_" not in option for option in SBATCH_OWNED)

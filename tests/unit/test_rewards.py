@@ -1,4 +1,4 @@
-"""User rewards in killable workers: values, and what failing functions get."""
+"""Rewards in killable workers: values, and what failing functions get."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from slime_hpc.errors import UserError
-from slime_hpc.rewards.pool import RewardError, RewardPool, check_reward
+from slime_hpc.rewards.pool import RewardError, RewardPool
 from slime_hpc.rewards.worker import Args
+from slime_hpc.rollout.data import load_prompts
+from slime_hpc.spec.run import RM_TYPES, Data, Reward
 from slime_hpc.types import Sample
 
 MODULE = """
@@ -68,7 +70,8 @@ def samples(count: int) -> list[Sample]:
 
 
 def score(profile_dir: Path, function: str, batch: list[Sample], timeout_s: float = 20.0, **args: object) -> None:
-    with RewardPool(f"my_rewards.{function}", profile_dir, timeout_s=timeout_s, workers=1) as pool:
+    reward = Reward(custom_rm_path=f"my_rewards.{function}", timeout_s=timeout_s)
+    with RewardPool(reward, profile_dir, workers=1) as pool:
         asyncio.run(pool.score(batch, Args(targets=[10, 2], **args)))
 
 
@@ -114,9 +117,10 @@ import asyncio, sys
 from pathlib import Path
 from slime_hpc.rewards.pool import RewardPool
 from slime_hpc.rewards.worker import Args
+from slime_hpc.spec.run import Reward
 from slime_hpc.types import Sample
 if __name__ == "__main__":
-    pool = RewardPool("my_rewards.hangs", Path(sys.argv[1]), timeout_s=600, workers=1)
+    pool = RewardPool(Reward(custom_rm_path="my_rewards.hangs", timeout_s=600), Path(sys.argv[1]), workers=1)
     asyncio.run(pool.score([Sample(0, 0, "p")], Args(pid_file=sys.argv[2])))
 """
 
@@ -158,10 +162,76 @@ def test_a_busy_worker_does_not_outlive_its_parent(profile_dir: Path, tmp_path: 
         ("my_rewards.CONSTANT", "my_rewards.CONSTANT is a int, not a function"),
     ],
 )
-def test_check_reward_finds_typos(profile_dir: Path, path: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        check_reward(path, profile_dir)
+def test_check_finds_typos(profile_dir: Path, path: str, says: str) -> None:
+    with RewardPool(Reward(custom_rm_path=path), profile_dir, workers=1) as pool, pytest.raises(UserError, match=says):
+        pool.check()
 
 
-def test_check_reward_accepts_a_good_one(profile_dir: Path) -> None:
-    check_reward("my_rewards.later", profile_dir)
+@pytest.mark.parametrize("reward", [{"custom_rm_path": "my_rewards.later"}, *({"rm_type": name} for name in RM_TYPES)])
+def test_check_accepts_good_ones(profile_dir: Path, reward: dict[str, str]) -> None:
+    with RewardPool(Reward(**reward), profile_dir, workers=1) as pool:
+        pool.check()
+
+
+def verified(rm_type: str, batch: list[Sample], timeout_s: float = 30.0) -> tuple[list[float | None], list[Sample]]:
+    """Their rewards, and those that could not be verified."""
+    with RewardPool(Reward(rm_type=rm_type, timeout_s=timeout_s), Path("/"), workers=1) as pool:
+        unverified = asyncio.run(pool.score(batch, Args()))
+    return [sample.reward for sample in batch], unverified
+
+
+MATH = [
+    ("42", r"So the answer is \boxed{42}.", 1),
+    ("42", "42<|im_end|>", 1),
+    (42, "The answer is 42.", 1),
+    ("42", "The answer is 41.", 0),
+    ("42", "40, 41, 42, 43", 0),
+    ("42", r"\boxed{42, 43}", 0),
+    ("42", r"\boxed{41}, no: \boxed{42}", 1),
+    ("42", r"\boxed{42}, no: \boxed{41}", 0),
+    ("42", "", 0),
+    ("42", r"\boxed{", 0),
+    (r"\frac{1}{2}", r"\boxed{0.5}", 1),
+    ("x^2+1", "$1 + x^2$", 1),
+    ("-4", "= -4", 1),
+    ("1,000", "1000", 1),
+]
+
+
+def test_math_compares_the_last_answer_as_mathematics() -> None:
+    batch = [Sample(i, i, "p", response=response, label=label) for i, (label, response, _) in enumerate(MATH)]
+    assert verified("math", batch) == ([expected for _, _, expected in MATH], [])
+
+
+def test_an_answer_that_cannot_be_verified_in_time_gets_nothing_and_is_told() -> None:
+    endless = Sample(0, 0, "p", response=r"\boxed{9^{9^{9^{9^9}}}}", label="7")
+    easy = Sample(0, 1, "p", response="7", label="7")
+    rewards, unverified = verified("math", [endless, easy], timeout_s=3.0)
+    assert (rewards, unverified) == ([0, 1], [endless])
+    assert "reward.timeout_s = 3 s" in endless.metadata["unverified"]
+
+
+def test_a_label_without_an_answer_is_an_error() -> None:
+    with pytest.raises(RewardError, match="finds no answer in the label ''"):
+        verified("math", [Sample(0, 0, "p", response="1", label="")])
+
+
+class NoTokens:
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("dataset", ["basic_arithmetic", "decimal_arithmetic", "rearc", "countdown"])
+def test_reasoning_gym_asks_the_verifier_of_the_task(dataset: str) -> None:
+    data = Data(reasoning_gym={"dataset": dataset, "size": 3, "seed": 5})
+    prompts = load_prompts(data, NoTokens(), max_tokens=0).prompts  # type: ignore[arg-type]
+
+    def answered(form: str) -> list[Sample]:
+        return [
+            Sample(0, 0, p.text, response=form.format(p.label), label=p.label, metadata=p.metadata) for p in prompts
+        ]
+
+    batch = [*answered("{}"), *answered("<answer>no</answer> Let me see: <answer>{}</answer>"), *answered("no idea")]
+    rewards, _ = verified("reasoning_gym", batch)
+    assert rewards[:6] == [1] * 6
+    assert all(reward is not None and reward < 0.1 for reward in rewards[6:])

@@ -11,7 +11,7 @@ from slime_hpc.errors import ClusterError
 from slime_hpc.types import TensorMeta, WeightVersion
 from slime_hpc.weight_sync.transaction import WeightSyncError, connect, group_name, publish
 
-TENSORS = [TensorMeta("w", "float32", (2, 3))]
+BUCKETS = [[TensorMeta("w", "float32", (2, 3))], [TensorMeta("v", "bfloat16", (4,)), TensorMeta("u", "float32", ())]]
 VERSION = WeightVersion(2, 7)
 
 
@@ -25,6 +25,7 @@ class Engine:
         self.hangs = hangs
         self.version = has
         self.offset = -1
+        self.received: list[tuple[list[TensorMeta], WeightVersion | None]] = []
 
     async def _note(self, call: str) -> None:
         self.journal.append((call, self.url))
@@ -47,10 +48,14 @@ class Engine:
     async def begin_weight_update(self) -> None:
         await self._note("begin")
 
-    async def receive_weights(self, tensors: Sequence[TensorMeta], *, group_name: str, version: WeightVersion) -> None:
-        assert (list(tensors), group_name) == (TENSORS, "g")
+    async def receive_weights(
+        self, tensors: Sequence[TensorMeta], *, group_name: str, version: WeightVersion | None
+    ) -> None:
+        assert group_name == "g"
+        self.received.append((list(tensors), version))
         await self._note("receive")
-        self.version = self.version or str(version)
+        if version is not None:
+            self.version = self.version or str(version)
 
     async def end_weight_update(self) -> None:
         await self._note("end")
@@ -62,7 +67,7 @@ class Engine:
     async def continue_generation(self) -> None:
         await self._note("continue")
 
-    async def destroy_weights_group(self, group_name: str) -> None:
+    async def abandon_weight_update(self, group_name: str) -> None:
         raise AssertionError("a group outlives a publication")
 
 
@@ -72,15 +77,17 @@ def run_publish(engines: Sequence[Engine], journal: list[tuple[str, str]], *, br
         if broadcast_fails:
             raise RuntimeError("Connection closed by peer")
 
-    asyncio.run(publish(engines, broadcast, TENSORS, version=VERSION, group_name="g", deadline_s=0.2))
+    asyncio.run(publish(engines, broadcast, BUCKETS, version=VERSION, group_name="g", deadline_s=0.2))
 
 
 def test_all_engines_finish_a_phase_before_any_starts_the_next() -> None:
     journal: list[tuple[str, str]] = []
-    run_publish([Engine("e0", journal), Engine("e1", journal)], journal)
-    order = ["pause", "begin", "receive", "end", "version", "continue"]
+    engines = [Engine("e0", journal), Engine("e1", journal)]
+    run_publish(engines, journal)
+    order = ["pause", "begin", "receive", "receive", "end", "version", "continue"]
     calls = [call for call, _ in journal if call != "broadcast"]
     assert calls == [phase for phase in order for _ in range(2)]
+    assert [e.received for e in engines] == [[(BUCKETS[0], None), (BUCKETS[1], VERSION)]] * 2, "the last one has it"
     assert ("broadcast", "trainer") in journal[4:7]
 
 

@@ -1,0 +1,80 @@
+"""``python -m slime_hpc.rollout.snapshot``: write down which arguments the installed SGLang takes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from slime_hpc.spec.passthrough.arguments import Argument, Snapshot, snapshot_path, type_names
+
+PACKAGE = "sglang"
+
+
+def take_snapshot() -> Snapshot:
+    """Every option of its command line that sets a field of ServerArgs."""
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser(add_help=False)
+    ServerArgs.add_cli_args(parser)
+    hints = typing.get_type_hints(ServerArgs)
+    found: dict[str, Argument] = {}
+    for action in parser._actions:
+        if action.dest in hints:
+            argument = _argument(action, hints[action.dest])
+            found[action.dest] = _merged(found[action.dest], argument) if action.dest in found else argument
+    return Snapshot(
+        package=PACKAGE,
+        version=importlib.metadata.version(PACKAGE),
+        date=datetime.now(UTC).date().isoformat(),
+        arguments=tuple(sorted(found.values(), key=lambda argument: argument.name)),
+    )
+
+
+def _argument(action: argparse.Action, hint: Any) -> Argument:
+    # Fields that SGLang annotates as text and whose flag takes JSON get what the JSON means.
+    kinds = ("dict", "null") if action.type is json.loads else type_names(hint)
+    switch = action.nargs == 0
+    off = tuple(flag for flag in action.option_strings if switch and flag.startswith("--no-"))
+    return Argument(
+        name=action.dest,
+        types=kinds,
+        flags=tuple(flag for flag in action.option_strings if flag.startswith("--") and flag not in off),
+        off_flags=off,
+        choices=_choices(action, hint),
+        help=_first_sentence(action.help or ""),
+    )
+
+
+def _merged(one: Argument, other: Argument) -> Argument:
+    """A deprecated spelling of the same field is one more flag."""
+    return one.model_copy(update={"flags": one.flags + other.flags, "off_flags": one.off_flags + other.off_flags})
+
+
+def _choices(action: argparse.Action, hint: Any) -> tuple[Any, ...]:
+    choices = action.choices or _literals(hint)
+    ordered = sorted(choices) if isinstance(choices, set) else choices
+    return tuple(choice for choice in ordered if choice is not None)
+
+
+def _literals(hint: Any) -> Iterator[Any]:
+    if typing.get_origin(hint) is Literal:
+        yield from typing.get_args(hint)
+    elif typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for alternative in typing.get_args(hint):
+            yield from _literals(alternative)
+
+
+def _first_sentence(text: str) -> str:
+    sentence = re.split(r"(?<!e\.g)(?<!i\.e)\. ", " ".join(text.split()))[0]
+    return sentence if len(sentence) <= 120 else sentence[:117] + "..."
+
+
+if __name__ == "__main__":
+    take_snapshot().write(snapshot_path(PACKAGE))

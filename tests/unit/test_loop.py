@@ -1,0 +1,77 @@
+"""What the loop does when: against a fleet that only takes notes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slime_hpc.loop import is_due, run_rounds
+from slime_hpc.spec.load import load_profile
+from slime_hpc.types import Groups, Sample, TrainBatch
+
+
+class NotingFleet:
+    """Fleet and recorder in one: ``notes`` holds what was called, in order."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+
+    async def generate(self, round_: int) -> Groups:
+        self.notes.append(f"generate {round_}")
+        return [[Sample(0, i, "p", tokens=[1, 2], response_length=1, loss_mask=[1]) for i in range(2)]]
+
+    async def score(self, groups: Groups) -> None:
+        for sample in groups[0]:
+            sample.reward = float(sample.index)
+
+    async def evaluate(self) -> dict[str, Groups]:
+        self.notes.append("evaluate")
+        return {}
+
+    async def train(self, batch: TrainBatch) -> dict[str, float]:
+        self.notes.append("train")
+        return {}
+
+    async def publish_weights(self) -> None:
+        self.notes.append("publish")
+
+    async def save(self, round_: int) -> None:
+        self.notes.append(f"save {round_}")
+
+    async def export(self) -> None:
+        self.notes.append("export")
+
+    def phase(self, name: str, round_: int) -> None: ...
+
+    def evaluated(self, rounds: int, sets: dict[str, Groups]) -> dict[str, float]:
+        self.notes.append(f"evaluated {rounds}")
+        return {"eval/a": rounds / 10}
+
+    def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None:
+        self.rows.append(metrics)
+
+    def finished(self, groups: Groups) -> None: ...
+
+
+def test_held_out_prompts_are_answered_before_between_and_after(quickstart: Path) -> None:
+    sets = ["num_rollout=3", "eval={interval: 2, sets: [{name: a, prompt_data: prompts.jsonl}]}"]
+    fleet = NotingFleet()
+    asyncio.run(run_rounds(fleet, fleet, load_profile(quickstart, sets=sets).spec))
+    turn = ["train", "publish"]
+    assert fleet.notes == [
+        *["publish", "evaluate", "evaluated 0"],
+        *["generate 0", *turn],
+        *["generate 1", *turn, "evaluate", "evaluated 2"],
+        *["generate 2", *turn, "save 2", "evaluate", "evaluated 3"],
+        *["export", "generate 3"],
+    ]
+    assert [row.get("eval/a") for row in fleet.rows] == [None, 0.2, 0.3]
+
+
+@pytest.mark.parametrize(("interval", "rounds"), [(None, [9]), (1, list(range(10))), (4, [3, 7, 9]), (20, [9])])
+def test_is_due(interval: int | None, rounds: list[int]) -> None:
+    assert [r for r in range(10) if is_due(r, 10, interval)] == rounds
