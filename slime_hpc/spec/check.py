@@ -13,7 +13,7 @@ from pathlib import Path
 from slime_hpc.errors import Finding
 from slime_hpc.spec.check_data import check_data, check_eval, check_reward
 from slime_hpc.spec.cluster import MAX_SCRATCH_BYTES, ClusterProfile
-from slime_hpc.spec.explain import show
+from slime_hpc.spec.explain import did_you_mean, show
 from slime_hpc.spec.passthrough import SBATCH_OWNED
 from slime_hpc.spec.run import Component, Environment, RunSpec
 
@@ -70,13 +70,14 @@ def cpus_per_task(component: Component, cluster: ClusterProfile) -> int | None:
 
 def check_shape(spec: RunSpec, cluster: ClusterProfile) -> Findings:
     """Do nodes, GPUs, engines and tensor parallelism divide, and does this version run engines that large?"""
-    yield from _check_ranks(spec, gpus_per_node(spec.trainer, cluster))
-    yield from _check_engines(spec, gpus_per_node(spec.rollout, cluster))
+    yield from _check_ranks(spec, cluster)
+    yield from _check_engines(spec, cluster)
 
 
-def _check_ranks(spec: RunSpec, gpus: int | None) -> Findings:
+def _check_ranks(spec: RunSpec, cluster: ClusterProfile) -> Findings:
+    gpus = gpus_per_node(spec.trainer, cluster)
     if gpus is None:
-        yield _unknown("trainer", "gpus_per_node", "GPUs", spec.trainer)
+        yield _unknown("trainer", "gpus_per_node", "GPUs", spec.trainer, cluster)
         return
     ranks = spec.trainer.nodes * max(1, gpus)
     shape = f"{_count(spec.trainer.nodes, 'node')} × {_count(max(1, gpus), 'rank')} a node = {_count(ranks, 'rank')}"
@@ -88,9 +89,10 @@ def _check_ranks(spec: RunSpec, gpus: int | None) -> Findings:
         )
 
 
-def _check_engines(spec: RunSpec, gpus: int | None) -> Findings:
+def _check_engines(spec: RunSpec, cluster: ClusterProfile) -> Findings:
+    gpus = gpus_per_node(spec.rollout, cluster)
     if gpus is None:
-        yield _unknown("rollout", "gpus_per_node", "GPUs", spec.rollout)
+        yield _unknown("rollout", "gpus_per_node", "GPUs", spec.rollout, cluster)
         return
     gpus = max(1, gpus)
     per_engine = spec.rollout.gpus_per_engine
@@ -107,7 +109,15 @@ def _check_engines(spec: RunSpec, gpus: int | None) -> Findings:
         )
 
 
-def _unknown(role: str, key: str, what: str, component: Component) -> Finding:
+def _unknown(role: str, key: str, what: str, component: Component, cluster: ClusterProfile) -> Finding:
+    """Of a size that nobody gave, most likely because the partition is misspelt."""
+    name = component.partition
+    if cluster.partitions and name not in cluster.partitions:
+        hint = did_you_mean(name, cluster.partitions)
+        return Finding(
+            f"{role}.partition",
+            f"{name!r} is not in cluster profile {cluster.name!r}{hint} (if it is right, set {role}.{key} yourself)",
+        )
     return Finding(
         f"{role}.{key}",
         f"is missing, and the cluster profile does not say how many {what} a node of {component.partition!r} has",
@@ -122,7 +132,7 @@ def check_component(role: str, component: Component, cluster: ClusterProfile) ->
     """Is it within what the cluster profile says a partition has, and are its sbatch options its own?"""
     limits = cluster.partition(component.partition)
     if cpus_per_task(component, cluster) is None:
-        yield _unknown(role, "cpus_per_task", "CPUs", component)
+        yield _unknown(role, "cpus_per_task", "CPUs", component, cluster)
     for key, asked, limit, what in (
         ("nodes", component.nodes, limits.max_nodes, "nodes a job may have"),
         ("gpus_per_node", component.gpus_per_node, limits.gpus_per_node, "GPUs a node has"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -149,11 +150,9 @@ def sleeper(tmp_path: Path) -> Iterator[daemons.ProcessRecord]:
     env = {"PATH": daemons.PATH, daemons.MARKER: str(ROOT)}
     record = daemons.start(["sleep", "60"], env=env, log=tmp_path / "log", cwd=tmp_path)
     yield record
-    try:
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):  # the test has ended it
         os.kill(record.pid, signal.SIGKILL)
         os.waitpid(record.pid, 0)
-    except (ProcessLookupError, ChildProcessError):
-        pass  # the test has ended it
 
 
 def test_a_process_is_ours_only_by_start_time_and_marker(sleeper: daemons.ProcessRecord) -> None:

@@ -163,7 +163,14 @@ def test_several_ranks_and_engines(quickstart: Path) -> None:
         ("trainer.gpus_per_node=5", "trainer.gpus_per_node: 5 is over the 4 GPUs a node has in partition 'train'"),
         ("trainer.cpus_per_task=99", "trainer.cpus_per_task: 99 is over the 8 CPUs"),
         ("trainer.mem=1T", "trainer.mem: 1048576 is over the 262144 MB"),
-        ("trainer.partition=other", "trainer.cpus_per_task: is missing, and the cluster profile does not say"),
+        (
+            "trainer.partition=other",
+            "trainer.partition: 'other' is not in cluster profile 'devcluster'; known: rollout, train",
+        ),
+        (
+            "trainer.partition=trian",
+            "'trian' is not in cluster profile 'devcluster'; did you mean 'train'? (if it is right",
+        ),
         ("trainer.qos=high", "rollout.qos: is missing: sbatch would carry trainer.qos (high) over; set both"),
         ("trainer.sbatch={time: 3}", "trainer.sbatch.time: may not be set here: set the component's time_limit"),
         ("trainer.sbatch={ntasks_per_node: 3}", "may not be set here: one task a node"),
