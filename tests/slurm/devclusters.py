@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 
@@ -74,9 +75,13 @@ class Traces:
 
 
 def _running() -> Iterator[tuple[int, str]]:
-    """Pid and command line of all processes but zombies (PID 1 may not reap) and ourselves."""
+    """Pid and command line of all processes but zombies (PID 1 may not reap), ourselves and our children.
+
+    A cluster's daemons are nobody's children; multiprocessing's helpers of other tests are ours, and have SLURM_CONF.
+    """
+    ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
+        if not entry.isdigit() or int(entry) in ours:
             continue
         try:
             line = Path(f"/proc/{entry}/cmdline").read_bytes()
