@@ -18,6 +18,7 @@ from slime_hpc.devcluster.network import Network, plan_network, unrecorded_netwo
 from slime_hpc.devcluster.roster import Daemon
 from slime_hpc.devcluster.state import DaemonStatus, NodeStatus, Record, Status
 from slime_hpc.errors import ClusterError, UserError
+from slime_hpc.processes import read_environ
 
 _BINARIES = ("munged", "slurmctld", "slurmd", "sinfo", "squeue", "scancel")
 _ACCOUNTING_BINARIES = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacctmgr")
@@ -255,11 +256,11 @@ class DevCluster:
 
     def _is_ours(self, pid: int) -> bool:
         """True for daemons and slurmstepds by our marker, for processes of jobs by what slurmd told them."""
-        environ = daemons.environ(pid)
-        if f"{MARKER}={self.root}" in environ:
+        environ = read_environ(pid)
+        if f"{MARKER}={self.root}".encode() in environ:
             return True
-        in_job = any(entry.startswith("SLURMD_NODENAME=") for entry in environ)
-        return in_job and f"SLURM_CONF={self.layout.slurm_conf}" in environ
+        in_job = any(entry.startswith(b"SLURMD_NODENAME=") for entry in environ)
+        return in_job and f"SLURM_CONF={self.layout.slurm_conf}".encode() in environ
 
     def _end_jobs(self, record: Record) -> None:
         """Give jobs SIGTERM and KillWait; what then still runs is killed as a stray."""

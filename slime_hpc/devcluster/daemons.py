@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded
+from slime_hpc.processes import read_environ
 
 MARKER = "SLIME_HPC_DEVCLUSTER_ROOT"
 """In the environment of every process we start, and so of slurmstepds: which devcluster it belongs to."""
@@ -61,14 +62,6 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
-def environ(pid: int) -> list[str]:
-    """``NAME=value`` entries; empty for a process that has ended or belongs to another user."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return []  # neither kind can be ours
-
-
 def all_pids() -> Iterator[int]:
     return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
 
@@ -84,7 +77,7 @@ def is_alive(record: ProcessRecord, root: Path) -> bool:
     stat = _stat(record.pid)
     if stat is None or stat[0] in "ZX" or stat[1] != record.start_ticks:
         return False
-    return f"{MARKER}={root}" in environ(record.pid)
+    return f"{MARKER}={root}".encode() in read_environ(record.pid)
 
 
 def stop(records: Sequence[ProcessRecord], root: Path, *, patience_s: float = 8) -> None:

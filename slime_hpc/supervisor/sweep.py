@@ -11,9 +11,10 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import psutil
+
+from slime_hpc.processes import read_environ
 
 TAG = "SLIME_HPC_TAG"
 PR_SET_CHILD_SUBREAPER = 36
@@ -58,15 +59,10 @@ def _kill_all(look: Callable[[], Iterable[psutil.Process]], timeout_s: float) ->
 
 
 def _tagged(prefix: str) -> Iterator[psutil.Process]:
-    wanted = f"\0{TAG}={prefix}".encode()
+    wanted = f"{TAG}={prefix}".encode()
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for process in psutil.process_iter():
-        try:
-            # Not by psutil, which reads no further than the first empty string, and retitling leaves many.
-            environ = b"\0" + Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            continue  # ended meanwhile, or another user's: not ours to end
-        if wanted in environ and process.pid not in spared:
+        if process.pid not in spared and any(entry.startswith(wanted) for entry in read_environ(process.pid)):
             yield process
 
 

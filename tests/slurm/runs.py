@@ -37,6 +37,10 @@ def wait_for(look: Callable[[], T | None], timeout_s: float, what: str) -> T:
     return found
 
 
+def tail(path: Path, lines: int = 25) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+
 @dataclass(frozen=True)
 class TestRun:
     """One submitted quickstart."""
@@ -78,6 +82,13 @@ class TestRun:
         wait_for(self.attempt.ended.exists, timeout_s, f"the end of {self.dir.path}")
         ended: dict[str, Any] = read_json(self.attempt.ended)
         return ended
+
+    def require_finished(self, timeout_s: float) -> None:
+        """Else the assertion shows how it ended, and the last words of every log of the attempt."""
+        ended = self.wait_for_end(timeout_s)
+        if ended["cause"] != "finished":
+            logs = [f"--- {path.name}\n{tail(path)}" for path in sorted(self.attempt.logs.iterdir())]
+            raise AssertionError("\n".join([json.dumps(ended, indent=1), *logs]))
 
     def leftovers(self) -> list[str]:
         """What is on the cluster's nodes that was not before, after a grace for Slurm to collect its own processes."""

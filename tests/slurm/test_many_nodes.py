@@ -35,7 +35,7 @@ def finished(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
         run.wait_until(lambda: len(run.rounds()) > KILLED_AFTER_ROUND, f"round {KILLED_AFTER_ROUND}", timeout_s=400)
         (victim,) = (row["pid"] for row in run.events("engine_started") if row["engine"] == "engine 1")
         os.kill(victim, signal.SIGKILL)
-        run.wait_for_end(400)
+        run.require_finished(400)
         yield run
     finally:
         devcluster.run("scancel", run.job_id)
@@ -50,7 +50,6 @@ def test_ranks_and_engines_are_spread_over_the_nodes(finished: TestRun) -> None:
 
 
 def test_the_run_goes_on_without_the_dead_engine(finished: TestRun) -> None:
-    assert read_json(finished.attempt.ended)["cause"] == "finished"
     (dropped,) = finished.events("engine_dropped")
     assert (dropped["engine"], dropped["left"]) == ("engine 1", 1)
     assert "SIGKILL" in dropped["detail"]

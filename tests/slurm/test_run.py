@@ -27,7 +27,7 @@ def finished(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
     """The quickstart as it is shipped, in a directory with a space in its name."""
     directory = Path(tempfile.mkdtemp(prefix="slime hpc run "))
     run = submit_quickstart(devcluster, directory, model)
-    run.wait_for_end(START_TO_END_S)
+    run.require_finished(START_TO_END_S)
     yield run
     shutil.rmtree(directory)
 
@@ -35,8 +35,6 @@ def finished(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
 def test_it_finishes_and_sacct_shows_one_job_over_two_partitions(
     finished: TestRun, devcluster: RunningDevCluster
 ) -> None:
-    assert read_json(finished.attempt.ended)["cause"] == "finished"
-
     def rows() -> list[str] | None:
         fields = ("-X", "-n", "-P", "-o", "JobID,Partition,State,ExitCode")
         found = sorted(devcluster.run("sacct", "-j", finished.job_id, *fields).stdout.split())
