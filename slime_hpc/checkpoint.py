@@ -1,4 +1,4 @@
-"""Checkpoints of a run: commit, find, verify, prune. A checkpoint is complete once its manifest is there."""
+"""Checkpoints of a run: commit, find, verify, set aside, prune. One is complete once its manifest is there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from slime_hpc import __version__
 from slime_hpc.errors import ClusterError
-from slime_hpc.records import fsync_dir, write_json
+from slime_hpc.records import EventLog, fsync_dir, write_json
 from slime_hpc.run_dir import RunDir
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.spec.values import Strict
@@ -126,6 +126,35 @@ def verify(checkpoint: Checkpoint) -> None:
         raise ClusterError(
             f"checkpoint {checkpoint.path} is damaged: {'; '.join(damage)}; move it away to use an older one"
         )
+
+
+def newest_sound(run: RunDir, log: EventLog) -> Checkpoint | None:
+    """The newest checkpoint whose every byte is what was written; None where there is none.
+
+    What is torn or damaged is renamed and logged on the way: kept as evidence, never loaded.
+    """
+    for path in _torn(run):
+        _set_aside(path, "torn", "it has no manifest that fits its files: its writer was killed", log)
+    for checkpoint in reversed(complete_checkpoints(run)):
+        try:
+            verify(checkpoint)
+        except ClusterError as error:  # an older one is as good a place to go on from, and the log says why
+            _set_aside(checkpoint.path, "damaged", str(error), log)
+        else:
+            return checkpoint
+    return None
+
+
+def _torn(run: RunDir) -> list[Path]:
+    complete = {checkpoint.path for checkpoint in complete_checkpoints(run)}
+    found = run.checkpoints.iterdir() if run.checkpoints.is_dir() else []
+    return sorted(path for path in found if _NAME.fullmatch(path.name) and path not in complete)
+
+
+def _set_aside(path: Path, ending: str, reason: str, log: EventLog) -> None:
+    aside = path.with_name(f"{path.name}.{ending}")
+    path.rename(aside)
+    log("checkpoint_set_aside", path=str(aside), reason=reason)
 
 
 def _checksum(path: Path) -> str:

@@ -46,12 +46,13 @@ class Recorder(Protocol):
     def finished(self, groups: Groups) -> None: ...
 
 
-async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec) -> None:
-    """Train for ``num_rollout`` rounds, then let the trained policy answer once more, and export it."""
+async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec, first_round: int = 0) -> None:
+    """Train up to ``num_rollout`` rounds, then let the trained policy answer once more, and export it."""
     await fleet.publish_weights()
-    recorder.phase("eval", 0)
-    recorder.evaluated(0, await fleet.evaluate())
-    for round_ in range(spec.num_rollout):
+    if first_round == 0:
+        recorder.phase("eval", 0)
+        recorder.evaluated(0, await fleet.evaluate())
+    for round_ in range(first_round, spec.num_rollout):
         clock = Clock(recorder, round_)
         with clock("rollout"):
             groups = await fleet.generate(round_)

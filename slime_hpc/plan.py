@@ -93,10 +93,16 @@ class JobPlan(Strict):
         return sum(c.nodes * c.gpus_per_node * c.time_limit_s for c in self.components) / 3600
 
 
-def new_plan(profile: Profile) -> JobPlan:
-    """A profile's first job, under a fresh token, for the Python that runs now."""
-    token = f"slime-{secrets.token_hex(6)}"
-    return plan_job(profile.spec, profile.cluster, token=token, profile_dir=profile.directory, python=sys.executable)
+def new_plan(profile: Profile, attempt: int = 1) -> JobPlan:
+    """A profile's job, under a fresh token, for the Python that runs now."""
+    return plan_job(
+        profile.spec,
+        profile.cluster,
+        token=f"slime-{secrets.token_hex(6)}",
+        profile_dir=profile.directory,
+        python=sys.executable,
+        attempt=attempt,
+    )
 
 
 def plan_job(

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,16 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
             except json.JSONDecodeError:
                 continue  # a writer killed mid-append leaves one such line; the rows around it are good
             yield row
+
+
+def surviving_rounds(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of ``metrics.jsonl`` as they count: a round that a later attempt repeated replaces it and all after it."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1]["round"] >= row["round"]:
+            kept.pop()
+        kept.append(row)
+    return kept
 
 
 def _last_byte(path: Path) -> bytes:

@@ -38,4 +38,5 @@ def _directives(plan: JobPlan) -> list[str]:
         name=plan.spec.name,
         output=str(RunDir(plan.run_dir).slurm_output("%j")),
         comment=plan.token,
+        requeue=True,
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_hpc.errors import UserError
-from slime_hpc.records import read_jsonl
+from slime_hpc.records import read_jsonl, surviving_rounds
 from slime_hpc.run_dir import RunDir
 
 SUMMARY_ROWS = 8
@@ -16,10 +16,10 @@ SUMMARY_ROWS = 8
 
 def load_rounds(run: RunDir) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl, a round once: where it was repeated, the later attempt counts. UserError if none."""
-    rounds = {row["round"]: row for row in read_jsonl(run.metrics)}
+    rounds = surviving_rounds(read_jsonl(run.metrics))
     if not rounds:
         raise UserError(f"{run.path} has no trained round yet; `slime-hpc status` tells how far the run is")
-    return [rounds[number] for number in sorted(rounds)]
+    return rounds
 
 
 def summarise(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -55,6 +55,8 @@ class Records:
     plans: tuple[JobPlan, ...]
     """One an attempt, oldest first."""
     submitted: dict[str, Any] | None
+    owners: dict[int, dict[str, Any]]
+    """Who started it, by attempt."""
     ended: dict[int, dict[str, Any]]
     """``ended.json`` by attempt."""
     heartbeat: dict[str, Any] | None
@@ -134,6 +136,7 @@ def read_records(run: RunDir) -> Records:
         run=run,
         plans=plans,
         submitted=read_json(run.submit) if run.submit.exists() else None,
+        owners={a.number: read_json(a.owner) for a in run.all_attempts() if a.owner.exists()},
         ended={a.number: read_json(a.ended) for a in run.all_attempts() if a.ended.exists()},
         heartbeat=read_json(run.heartbeat) if run.heartbeat.exists() else None,
         last_round=rows[-1] if rows else None,
@@ -203,7 +206,7 @@ def join_status(records: Records, job: JobFacts, now: float) -> StatusReport:
 def _attempt(records: Records, plan: JobPlan, job: JobFacts, now: float) -> AttemptStatus:
     ended = records.ended.get(plan.attempt)
     leader = job.components.get(0) if plan is records.plan else None
-    blank = AttemptStatus(plan.attempt, str(job.job_id) if job.job_id else None, None, None, None, None, None, None)
+    blank = AttemptStatus(plan.attempt, _job_id(records, plan, job), None, None, None, None, None, None)
     if leader is not None:
         blank = dataclasses.replace(blank, state=str(leader.state))
     if ended is not None:
@@ -221,6 +224,12 @@ def _attempt(records: Records, plan: JobPlan, job: JobFacts, now: float) -> Atte
     return dataclasses.replace(blank, started=started, ended=stop, gpu_hours=hours)
 
 
+def _job_id(records: Records, plan: JobPlan, job: JobFacts) -> str | None:
+    if plan.attempt in records.owners:
+        return str(records.owners[plan.attempt]["job_id"])
+    return str(job.job_id) if job.job_id and plan is records.plan else None
+
+
 def _cause_by_slurm(records: Records, job: JobFacts, leader: ComponentState) -> tuple[str, str]:
     cause = _CAUSE_OF_STATE.get(leader.state.name, "unknown")
     output = records.run.slurm_output(str(job.job_id))
@@ -233,11 +242,15 @@ Judgement = tuple[State, Verdict, str, str | None]
 
 def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) -> Judgement:
     path = shlex.quote(str(records.run.path))
-    logs = f"slime-hpc logs {path}"
     leader = job.components.get(0)
+    if leader is not None and leader.state.is_pending and records.plan.attempt in records.owners:
+        why = (
+            f"Slurm has put job {job.job_id} back into the queue; it goes on from the newest checkpoint when it starts"
+        )
+        return "pending", "waiting", f"{why} ({leader.reason or 'no reason given'})", None
     if attempt.cause is not None:
         verdict = _VERDICT_OF_CAUSE.get(attempt.cause, "failed")
-        return "ended", verdict, attempt.detail or attempt.cause, logs if verdict in ("failed", "unknown") else None
+        return "ended", verdict, attempt.detail or attempt.cause, _next_step(verdict, path)
     if job.problem:
         return _last_known(records), "unknown", f"Slurm could not be asked: {job.problem}", None
     if job.job_id is None:
@@ -245,12 +258,20 @@ def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) 
         return "ended", "unknown", why, f"remove {path} and submit again"
     if leader is None:
         why = f"Slurm no longer knows job {job.job_id}, and the supervisor left no record of its end"
-        return "ended", "unknown", why, logs
+        return "ended", "unknown", why, _next_step("unknown", path)
     if leader.state.is_pending:
         return _judge_pending(records, job)
     if leader.state.is_running:
         return _judge_running(records, leader, now)
     return _last_known(records), "unknown", f"Slurm says {leader.state}, a state this version does not know", None
+
+
+def _next_step(verdict: Verdict, path: str) -> str | None:
+    return {
+        "failed": f"slime-hpc logs {path}; once mended: slime-hpc resume {path}",
+        "unknown": f"slime-hpc resume {path}, or look first: slime-hpc logs {path}",
+        "cancelled": f"slime-hpc resume {path} goes on with it",
+    }.get(verdict)
 
 
 def _last_known(records: Records) -> State:

@@ -68,7 +68,7 @@ def submit_dry_run(profile: Profile, slurm: Slurm) -> DryRun:
             file.flush()
             slurm.check(Path(file.name))
     except SlurmCommandError as e:
-        raise _refusal(e, plan) from e
+        raise refusal(e, plan) from e
     except ClusterError as e:
         return DryRun(plan, script, unchecked=str(e))  # a laptop without Slurm may still look at the script
     return DryRun(plan, script, unchecked="")
@@ -87,21 +87,27 @@ def submit_run(profile: Profile, slurm: Slurm, entry: Entry) -> SubmitRecord:
     render_script(plan, supervisor_command(plan))  # refuses an sbatch option before anything is written
     made = _claim(run)
     try:
-        _write_attempt(run, plan, profile)
+        write_text_atomic(run.profile, profile.text)
+        write_attempt(run, plan)
     except OSError as e:
         _undo(run, made)
         raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
     try:
-        job_id = _submit(run, plan, slurm, entry)
+        job_id = submit_attempt(run, plan, slurm, entry)
     except OSError as e:  # the script could not be written; sbatch has not been called
         _undo(run, made)
         raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
     except SlurmCommandError as e:
         _undo(run, made)
-        raise _refusal(e, plan) from e
+        raise refusal(e, plan) from e
     except ClusterError as e:
-        hint = f"Its run directory is kept; `{_status_command(run)}` tells whether there is a job."
+        hint = f"Its run directory is kept; `{status_command(run)}` tells whether there is a job."
         raise ClusterError(f"{e}\n{hint}") from e
+    return write_record(run, plan, job_id)
+
+
+def write_record(run: RunDir, plan: JobPlan, job_id: JobId) -> SubmitRecord:
+    """``submit.json``, of the newest submission."""
     record = SubmitRecord(str(run.path), plan.attempt, str(job_id), job_id.cluster, plan.token, time.time())
     write_json(run.submit, dataclasses.asdict(record))
     return record
@@ -143,7 +149,7 @@ def require_free(run: RunDir) -> None:
         )
 
 
-def _status_command(run: RunDir) -> str:
+def status_command(run: RunDir) -> str:
     return f"slime-hpc status {shlex.quote(str(run.path))}"
 
 
@@ -156,9 +162,9 @@ def _in_use(run: RunDir) -> UserError:
     ended = [attempt for attempt in run.all_attempts() if attempt.ended.exists()]
     state = "was used by" if ended else "is in use by"
     return UserError(
-        f"run_dir {run.path} {state} {owner}; nothing in it was touched. `{_status_command(run)}` "
-        "shows how it stands. A directory is for one run, and this version does not resume one: for a new run choose "
-        "another (run_dir in the profile, or --set run_dir=…)"
+        f"run_dir {run.path} {state} {owner}; nothing in it was touched. `{status_command(run)}` "
+        f"shows how it stands, `slime-hpc resume {shlex.quote(str(run.path))}` goes on with it. For a new run choose "
+        "another directory (run_dir in the profile, or --set run_dir=…)"
     )
 
 
@@ -176,18 +182,19 @@ def _claim(run: RunDir) -> list[Path]:
     return made
 
 
-def _write_attempt(run: RunDir, plan: JobPlan, profile: Profile) -> None:
+def write_attempt(run: RunDir, plan: JobPlan) -> None:
+    """Its directory and plan; FileExistsError where there is one of that number."""
     attempt = run.attempt(plan.attempt)
     attempt.path.mkdir()
     attempt.logs.mkdir()
     attempt.secrets.mkdir(mode=0o700)
-    write_text_atomic(run.profile, profile.text)
     spec: dict[str, Any] = plan.spec.model_dump(mode="json")
     write_json(run.spec, {"schema_version": plan.schema_version, "tool_version": plan.tool_version, "spec": spec})
     write_text_atomic(attempt.plan, plan.model_dump_json(indent=2) + "\n")
 
 
-def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
+def submit_attempt(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
+    """Queue the job of an attempt that ``write_attempt`` wrote."""
     attempt = run.attempt(plan.attempt)
 
     def script(command: str) -> str:
@@ -219,7 +226,8 @@ def _undo(run: RunDir, made: Sequence[Path]) -> None:
         path.rmdir()
 
 
-def _refusal(error: SlurmCommandError, plan: JobPlan) -> ClusterError:
+def refusal(error: SlurmCommandError, plan: JobPlan) -> ClusterError:
+    """Slurm's words, and what it was asked for."""
     asked = "\n".join(
         f"  {component.role}: " + " ".join(f"--{option}={value}" for option, value in component.options.items())
         for component in plan.components

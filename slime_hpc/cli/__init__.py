@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from slime_hpc import __version__
-from slime_hpc.cli import cancel, devcluster, logs, plan, render, report, status, submit
+from slime_hpc.cli import cancel, devcluster, logs, plan, render, report, resume, status, submit
 from slime_hpc.errors import ProfileError, SlimeHpcError
 
 TRAILING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -30,6 +30,7 @@ app.command("submit", context_settings=TRAILING)(submit.submit)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("report")(report.report)
+app.command("resume", context_settings=TRAILING)(resume.resume)
 app.command("cancel")(cancel.cancel)
 app.add_typer(devcluster.app, name="devcluster")
 

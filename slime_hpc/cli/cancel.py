@@ -39,10 +39,11 @@ def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     from slime_hpc.status import find_job_id, recorded_job_id
 
     job_id = recorded_job_id(records) or find_job_id(records, slurm)
-    if job_id is None or records.plan.attempt in records.ended:
-        return job_id, False
+    if job_id is None:
+        return None, False
     rows = slurm.queue([job_id])
-    if all(row.state.is_over for row in rows):
+    ended = records.plan.attempt in records.ended and not any(row.state.is_pending for row in rows)
+    if ended or all(row.state.is_over for row in rows):
         return job_id, False
     marker = records.run.attempt(records.plan.attempt).cancel_marker
     write_json(marker, {"time": time.time(), "user": getpass.getuser()})

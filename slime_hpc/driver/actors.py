@@ -82,6 +82,9 @@ class TrainerActor:
     def save(self, directory: Path) -> list[ShardReport]:
         return self._rank.save(directory)
 
+    def load(self, directory: Path) -> None:
+        self._rank.load(directory)
+
     def export_hf(self, directory: Path) -> None:
         self._rank.export_hf(directory)
 

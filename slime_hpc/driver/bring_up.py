@@ -8,11 +8,12 @@ from collections.abc import Sequence
 
 import ray
 
+from slime_hpc.checkpoint import Checkpoint
 from slime_hpc.device import get_device
 from slime_hpc.driver.actors import EngineActor, TrainerActor, gather
 from slime_hpc.driver.deadline import say, until, within
 from slime_hpc.driver.engines import Engine, Engines
-from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet, TrainerWeights
+from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet, TrainerWeights, all_ranks
 from slime_hpc.driver.health import Member, Tell, watch_actor, watch_engine
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json
@@ -21,7 +22,7 @@ from slime_hpc.rollout.client import EngineClient, EngineKeys
 from slime_hpc.rollout.data import PromptSet, PromptSource, load_prompts
 from slime_hpc.run_dir import RunDir
 from slime_hpc.spec.run import Data, Sampling
-from slime_hpc.types import Role, TensorMeta
+from slime_hpc.types import Role, TensorMeta, WeightVersion
 from slime_hpc.weight_sync.buckets import buckets
 from slime_hpc.weight_sync.channel import WeightChannel
 
@@ -33,22 +34,30 @@ ENGINE_TIMEOUT_S = 1800.0
 """Loading hundreds of gigabytes from a shared file system is slow the first time."""
 
 
-async def bring_up(plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines) -> RayFleet:
-    """Bring everything up and watch over it. Faults go to ``tell`` as they are seen, an engine's to ``engines``."""
+async def bring_up(
+    plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines, start: Checkpoint | None
+) -> RayFleet:
+    """Bring everything up, as it was at ``start``, and watch over it.
+
+    Faults go to ``tell`` as they are seen, an engine's to ``engines``.
+    """
     rewards = RewardPool(plan.spec.reward, plan.profile_dir)
     # gather raises the first failure at once: a bad prompt is not to wait for the engines.
     _, (prompts, eval_prompts), (trainers, weights, watchers) = await asyncio.gather(
         asyncio.to_thread(rewards.check),
-        asyncio.to_thread(_load_prompts, plan),
-        _start_roles(plan, run, log, tell, engines),
+        asyncio.to_thread(_load_prompts, plan, start),
+        _start_roles(plan, run, log, tell, engines, start),
     )
     for name, loaded in (("training data", prompts.set), *eval_prompts.items()):
         _report_prompts(log, name, loaded)
-    return RayFleet(plan, run, log, trainers, engines, weights, prompts, eval_prompts, rewards, watchers)
+    fleet = RayFleet(plan, run, log, trainers, engines, weights, prompts, eval_prompts, rewards, watchers)
+    if start is not None:
+        fleet.published = WeightVersion.parse(start.manifest.weight_version).number - 1
+    return fleet
 
 
 async def _start_roles(
-    plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines
+    plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines, start: Checkpoint | None
 ) -> tuple[list[Member], WeightChannel, list[asyncio.Task[None]]]:
     """Trainer ranks and engines, loaded side by side, and who watches over them."""
     await _connect_ray(plan, run)
@@ -57,7 +66,9 @@ async def _start_roles(
         *(asyncio.create_task(watch_actor(member, tell)) for member in trainers),
         *(asyncio.create_task(watch_actor(member, engines.lose)) for member in holders),
     ]
-    tensors, started = await asyncio.gather(_set_up_trainers(trainers, log), _start_engines(plan, run, holders, log))
+    tensors, started = await asyncio.gather(
+        _set_up_trainers(trainers, log, start), _start_engines(plan, run, holders, log)
+    )
     for index, member in enumerate(holders):
         log_path = str(run.attempt(plan.attempt).log(f"engine-{index}"))
         watchers.append(asyncio.create_task(watch_engine(member, log_path, engines.lose)))
@@ -119,12 +130,15 @@ async def _hosts(plan: JobPlan, run: RunDir, nodes: Sequence[str]) -> dict[str, 
     return {node: str(read_json(file)["host"]) for node, file in files.items()}
 
 
-async def _set_up_trainers(trainers: list[Member], log: EventLog) -> list[TensorMeta]:
+async def _set_up_trainers(trainers: list[Member], log: EventLog, start: Checkpoint | None) -> list[TensorMeta]:
     host, port = (
         await within(ACTORS_TIMEOUT_S, "rank 0", gather(Role.TRAINER, [trainers[0].actor.rendezvous.remote()]))
     )[0]
     setups = [rank.actor.setup.remote(host, port) for rank in trainers]
     tensors: list[TensorMeta] = (await within(SETUP_TIMEOUT_S, "the trainer's set-up", gather(Role.TRAINER, setups)))[0]
+    if start is not None:
+        await all_ranks(trainers, "load", SETUP_TIMEOUT_S, start.path)
+        say(f"trainer goes on from {start.path.name}")
     log("trainer_ready", ranks=len(trainers), nodes=sorted({rank.node for rank in trainers}))
     say(f"trainer is ready: {len(trainers)} rank(s)")
     return tensors
@@ -147,8 +161,8 @@ async def _start_engines(plan: JobPlan, run: RunDir, engines: list[Member], log:
     return [Engine(member, client) for member, client in zip(engines, clients, strict=True)]
 
 
-def _load_prompts(plan: JobPlan) -> tuple[PromptSource, dict[str, PromptSet]]:
-    """The training data, and the evaluation sets by name."""
+def _load_prompts(plan: JobPlan, start: Checkpoint | None) -> tuple[PromptSource, dict[str, PromptSet]]:
+    """The training data, with its cursor where it was at ``start``, and the evaluation sets by name."""
     from transformers import AutoConfig, AutoTokenizer
 
     model, spec = plan.spec.model.hf_checkpoint, plan.spec
@@ -163,7 +177,10 @@ def _load_prompts(plan: JobPlan) -> tuple[PromptSource, dict[str, PromptSet]]:
         s.name: load(s.as_data(spec.data), s.as_sampling(spec.sampling)).compared_with(training, held_out=s.held_out)
         for s in spec.eval.sets
     }
-    return PromptSource(training, spec.data), eval_sets
+    prompts = PromptSource(training, spec.data)
+    if start is not None:
+        prompts.restore(start.manifest.data)
+    return prompts, eval_sets
 
 
 def _report_prompts(log: EventLog, name: str, prompts: PromptSet) -> None:

@@ -47,7 +47,7 @@ class RayFleet:
     rewards: RewardPool
     watchers: Sequence[asyncio.Task[None]]
     published: int = -1
-    """Number of the newest version that all engines serve."""
+    """Number of the newest version that all engines serve; after a resume, one less than that of the first."""
 
     async def generate(self, round_: int) -> Groups:
         draws = self.prompts.next(self.plan.spec.sampling.rollout_batch_size)

@@ -21,6 +21,7 @@ from slime_hpc.driver.deadline import say
 from slime_hpc.driver.engines import Engines
 from slime_hpc.driver.health import Evidence, Fault, fault_of_loop
 from slime_hpc.driver.record import RunRecorder
+from slime_hpc.driver.start import find_start, first_round
 from slime_hpc.errors import ClusterError, RunFailed
 from slime_hpc.loop import run_rounds
 from slime_hpc.plan import JobPlan
@@ -104,8 +105,9 @@ class Driver:
     async def _bring_up_and_train(self) -> None:
         recorder = RunRecorder(self._run, self._plan.attempt, self._plan.spec.num_rollout, self._log)
         self._engines = Engines(self._inbox.put, self._log, lambda member: kill_actor(member.actor))
-        fleet = await bring_up(self._plan, self._run, self._log, self._inbox.put, self._engines)
-        await run_rounds(fleet, recorder, self._plan.spec)
+        start = await asyncio.to_thread(find_start, self._run, self._log)
+        fleet = await bring_up(self._plan, self._run, self._log, self._inbox.put, self._engines, start)
+        await run_rounds(fleet, recorder, self._plan.spec, first_round(start))
         await fleet.stop()
 
     def _settle(self, first: Fault) -> Ending:

@@ -56,17 +56,23 @@ def sbatch_directives(
     error: str | None = None,
     comment: str | None = None,
     common: Options | None = None,
+    requeue: bool = False,
 ) -> list[str]:
     """The lines between ``#!/bin/bash`` and the first command.
 
     Every component carries every option itself, under a job name of its own: with equal names
     ``--dependency=singleton`` would make it wait for itself (Slurm before 23.02). ``output``, ``error`` (patterns, as
-    Slurm reads them), ``comment`` and ``common`` are the whole job's and stand in the leader's block.
+    Slurm reads them), ``comment``, ``common`` and ``requeue`` (may Slurm start the job again?) are the whole job's
+    and stand in the leader's block.
     UserError for an option that is not the profile's to set, or that would leak from one component into the next.
     """
     blocks = [_normalised(options, index) for index, options in enumerate(components)]
     blocks = [_shielded(blocks, index) for index in range(len(blocks))]
-    job: dict[str, str | int | bool] = {"output": output, "open-mode": "append", "no-requeue": True}
+    job: dict[str, str | int | bool] = {
+        "output": output,
+        "open-mode": "append",
+        "requeue" if requeue else "no-requeue": True,
+    }
     job |= {"error": error} if error else {}
     job |= {"comment": comment} if comment else {}
     job |= common or {}

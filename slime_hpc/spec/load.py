@@ -51,8 +51,17 @@ def load_profile(path: Path, *, sets: Sequence[str] = (), flags: Sequence[str] =
     ``sets`` are ``a.b=c`` texts, ``flags`` trailing ``--sglang-…`` and Megatron options with their values.
     """
     path = Path(os.path.abspath(path))
-    text = _read_text(path)
-    tree = parse_yaml(text, _short(path))
+    return _resolve(path, _read_text(path), _short(path), sets, flags)
+
+
+def reload_profile(spec: RunSpec, directory: Path, *, sets: Sequence[str] = (), flags: Sequence[str] = ()) -> Profile:
+    """A run's resolved spec once more, with changes, checked like a profile in ``directory``."""
+    text = spec.model_dump_json(indent=2)
+    return _resolve(directory / "profile.yaml", text, "the run's spec", sets, flags)
+
+
+def _resolve(path: Path, text: str, origin: str, sets: Sequence[str], flags: Sequence[str]) -> Profile:
+    tree = parse_yaml(text, origin)
     apply_sets(tree, sets)
     apply_flags(tree, flags)
     findings = _resolve_paths(tree, path.parent) + check_keys(tree)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -13,7 +12,7 @@ import traceback
 from dataclasses import asdict
 from pathlib import Path
 
-from slime_hpc.errors import ClusterError, RunFailed, UserError
+from slime_hpc.errors import ClusterError, RunFailed
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write_text_atomic
 from slime_hpc.run_dir import AttemptDir, RunDir
@@ -21,6 +20,7 @@ from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.slurm.commands import SlurmCli
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.slurm.steps import Step
+from slime_hpc.supervisor.attempts import close_predecessors, last_round_of, own_attempt
 from slime_hpc.supervisor.cause import Cause, Ending, cause_of_component, cause_of_signal, describe_exit
 from slime_hpc.supervisor.raylet import ray_auth_env
 from slime_hpc.supervisor.signals import SignalInbox
@@ -38,15 +38,15 @@ DRIVER_EXPLAINS_S = 20.0
 def supervise(run_dir: str, attempt: int) -> None:
     """Run one attempt to its end inside its allocation, and write ``ended.json``.
 
-    SystemExit 3 if it did not finish, which submitit passes on without a traceback of its own; UserError if another
-    process owns the attempt.
+    ``attempt`` is what the job was submitted for; a job that Slurm has started again makes the next. SystemExit 3 if
+    it did not finish, which submitit passes on without a traceback of its own; UserError if the run is another's.
     """
     inbox = SignalInbox.install()
     run = RunDir(Path(run_dir))
-    plan = JobPlan.model_validate_json(run.attempt(attempt).plan.read_text(encoding="utf-8"))
-    supervisor = Supervisor(plan, run, inbox)
-    supervisor.own()
-    ending = supervisor.run()
+    allocation = Allocation.from_environ(os.environ)
+    plan = own_attempt(run, attempt, allocation)
+    close_predecessors(run, plan.attempt)
+    ending = Supervisor(plan, run, allocation, inbox).run()
     if ending.cause is not Cause.FINISHED:
         sys.exit(RunFailed.exit_code)
 
@@ -54,27 +54,15 @@ def supervise(run_dir: str, attempt: int) -> None:
 class Supervisor:
     """One attempt."""
 
-    def __init__(self, plan: JobPlan, run: RunDir, inbox: SignalInbox) -> None:
+    def __init__(self, plan: JobPlan, run: RunDir, allocation: Allocation, inbox: SignalInbox) -> None:
         self._plan = plan
         self._run_dir = run
         self._attempt: AttemptDir = run.attempt(plan.attempt)
         self._inbox = inbox
-        self._allocation = Allocation.from_environ(os.environ)
+        self._allocation = allocation
         self._log = EventLog(self._attempt.events("supervisor"), attempt=plan.attempt, who="supervisor")
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started = time.time()
-
-    def own(self) -> None:
-        """Of two supervisors of one attempt, one wins: O_EXCL holds on every shared file system, locks do not."""
-        try:
-            fd = os.open(self._attempt.owner, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError as error:
-            raise UserError(
-                f"attempt {self._plan.attempt} of {self._run_dir.path} has an owner already "
-                f"({self._attempt.owner.read_text()}); an attempt is started once, submit a new run"
-            ) from error
-        with os.fdopen(fd, "w") as file:
-            file.write(json.dumps({"job_id": str(self._allocation.job_id), "host": os.uname().nodename}))
 
     def run(self) -> Ending:
         """Start everything, watch until something ends, end the rest, write down why."""
@@ -94,7 +82,8 @@ class Supervisor:
         self._write_secrets()
         nodes = {c.role: self._allocation.components[c.index].nodes for c in self._plan.components}
         write_json(self._attempt.allocation, {role.value: list(names) for role, names in nodes.items()})
-        self._log("started", job_id=str(self._allocation.job_id), nodes=nodes)
+        restarts = self._allocation.restart_count
+        self._log("started", job_id=str(self._allocation.job_id), restart_count=restarts, nodes=nodes)
         arguments = [str(self._run_dir.path), str(self._plan.attempt)]
         for component in self._plan.components:
             agent = [self._plan.engine_python, "-m", "slime_hpc.supervisor.agent", *arguments, component.role.value]
@@ -209,12 +198,11 @@ class Supervisor:
             write_text_atomic(path, secrets.token_hex(32), mode=0o600)
 
     def _write_ended(self, ending: Ending) -> None:
-        rounds = [row["round"] for row in read_jsonl(self._run_dir.metrics) if row["attempt"] == self._plan.attempt]
         finished = ending.cause is Cause.FINISHED
         row = {
             "attempt": self._plan.attempt,
             **asdict(ending),
-            "round": rounds[-1] if rounds else None,
+            "round": last_round_of(self._run_dir, self._plan.attempt),
             "started": self._started,
             "ended": time.time(),
             "exit_code": 0 if finished else RunFailed.exit_code,

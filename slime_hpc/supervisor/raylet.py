@@ -81,6 +81,9 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
         TAG: config.tag,
         **ray_auth_env(config.token_file),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        # Ray kills workers when the whole host runs short of memory, whoever uses it: memory is Slurm's to police.
+        "RAY_memory_monitor_refresh_ms": "0",
+        "RAY_worker_niceness": "0",  # Ray's own 15 would let everything else on the node go before trainer and engine
         "OMP_NUM_THREADS": str(max(1, config.cpus // max(1, sum(config.resources.values())))),
         "TOKENIZERS_PARALLELISM": "false",
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _OUTPUT = "Slurm's output goes to run_dir, where `slime-hpc logs` finds it"
-_REQUEUE = "this version cannot resume a run, so its jobs are never requeued"
+_REQUEUE = "Slurm may always start the job of a run again: it goes on from its newest checkpoint"
 _SHAPE = "one task a node starts everything there; set nodes, gpus_per_node and cpus_per_task"
 
 SBATCH_OWNED = {
