@@ -56,7 +56,7 @@ def load_profile(path: Path, *, sets: Sequence[str] = (), flags: Sequence[str] =
 
 def reload_profile(spec: RunSpec, directory: Path, *, sets: Sequence[str] = (), flags: Sequence[str] = ()) -> Profile:
     """A run's resolved spec once more, with changes, checked like a profile in ``directory``."""
-    text = spec.model_dump_json(indent=2)
+    text = spec.model_dump_json(indent=2, exclude_defaults=True)  # checks tell what is set from what is not
     return _resolve(directory / "profile.yaml", text, "the run's spec", sets, flags)
 
 

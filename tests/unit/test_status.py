@@ -11,6 +11,7 @@ import pytest
 from slime_hpc.cli.cancel import cancel_run
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.records import append_jsonl, write_json
+from slime_hpc.resume import resume_run
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.spec.load import Profile
@@ -205,9 +206,33 @@ def test_cancel_leaves_its_marker_once(run: RunDir, slurm: FakeSlurm) -> None:
     assert not marker.exists()
 
 
-def test_cancel_of_an_ended_run_asks_nothing(run: RunDir) -> None:
+def test_cancel_of_an_ended_run_does_nothing(run: RunDir, slurm: FakeSlurm) -> None:
     end(run, "finished")
-    assert cancel_run(read_records(run), DeafSlurm()) == (JOB, False)
+    slurm.set_state(JOB, "COMPLETING")
+    assert cancel_run(read_records(run), slurm) == (JOB, False)
+    assert not run.attempt(1).cancel_marker.exists()
+
+
+def test_a_requeued_job_waits_and_can_be_cancelled(run: RunDir, slurm: FakeSlurm) -> None:
+    write_json(run.attempt(1).owner, {"job_id": "1", "restart_count": 0, "host": "n1", "started": 1000.0})
+    end(run, "preempted")
+    report = load_status(run, slurm)
+    assert (report.state, report.verdict) == ("pending", "waiting")
+    assert "put job 1 back into the queue" in report.why
+    assert report.attempts[0].cause == "preempted"
+    assert cancel_run(read_records(run), slurm) == (JOB, True)
+    assert run.attempt(1).cancel_marker.exists()
+
+
+def test_each_attempt_shows_its_own_job(run: RunDir, slurm: FakeSlurm) -> None:
+    write_json(run.attempt(1).owner, {"job_id": "1", "restart_count": 0, "host": "n1", "started": 1000.0})
+    end(run, "crashed")
+    slurm.set_state(JOB, "FAILED")
+    assert "slime-hpc resume" in str(load_status(run, slurm).next_step)
+    resume_run(run, slurm, supervise)
+    report = load_status(run, slurm)
+    assert [(a.number, a.job_id, a.cause) for a in report.attempts] == [(1, "1", "crashed"), (2, "3", None)]
+    assert (report.state, report.why[:5]) == ("pending", "job 3")
 
 
 def test_cancel_that_slurm_refuses_leaves_no_marker(
