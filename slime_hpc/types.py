@@ -206,6 +206,9 @@ class WeightReceiver(Protocol):
 
     async def weight_version(self) -> str: ...
 
+    async def weights_checksum(self) -> str:
+        """Of all weights it would generate with; equal for equal weights in the same layout."""
+
     async def continue_generation(self) -> None: ...
 
     async def abandon_weight_update(self, group_name: str) -> None: ...

@@ -139,6 +139,11 @@ class EngineClient:
         info = await self._call("GET", "/model_info", admin=False)
         return str(info["weight_version"])
 
+    async def weights_checksum(self) -> str:
+        """Of what its ranks hold in memory, each in its order."""
+        answer = await self._call("POST", "/weights_checker", {"action": "checksum"}, timeout_s=TRANSFER_TIMEOUT_S)
+        return str(answer["per_engine_checksum"])
+
     async def init_weights_group(
         self, *, host: str, port: int, rank_offset: int, world_size: int, group_name: str, backend: str
     ) -> None:

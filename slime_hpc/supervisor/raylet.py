@@ -84,11 +84,17 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
         # Ray kills workers when the whole host runs short of memory, whoever uses it: memory is Slurm's to police.
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",  # Ray's own 15 would let everything else on the node go before trainer and engine
-        "OMP_NUM_THREADS": str(max(1, config.cpus // max(1, sum(config.resources.values())))),
+        "OMP_NUM_THREADS": str(_threads_per_process(config)),
         "TOKENIZERS_PARALLELISM": "false",
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(config.temp_dir / "inductor"),
     }
+
+
+def _threads_per_process(config: RayletConfig) -> int:
+    """Slurm may have been told of more CPUs than there are, as a devcluster's is: more threads only get in the way."""
+    cpus = min(config.cpus, len(os.sched_getaffinity(0)))
+    return max(1, cpus // max(1, sum(config.resources.values())))
 
 
 def ray_auth_env(token_file: Path) -> dict[str, str]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from slime_hpc.errors import ClusterError
 from slime_hpc.types import TensorMeta, WeightReceiver, WeightVersion
+
+T = TypeVar("T")
 
 
 class WeightSyncError(ClusterError):
@@ -80,7 +84,8 @@ async def publish(
     ``broadcast()`` has the trainer send all tensors of all buckets in this order (``WeightSender.broadcast``);
     an engine receives a bucket at a time.
     Nothing is sent before every engine has answered twice, the second time from its schedulers: one
-    dead member of the group would leave the others waiting. ``receive_weights`` flushes the caches.
+    dead member of the group would leave the others waiting. ``receive_weights`` flushes the caches. Several
+    engines must hold equal weights, by checksum, before any goes on.
     ``deadline_s`` bounds each phase. WeightSyncError on any failure.
     """
 
@@ -93,6 +98,8 @@ async def publish(
     await _all("transfer", {"the trainer": broadcast(), **receiving}, deadline_s)
     await each("end", lambda r: r.end_weight_update())
     await each("acknowledge", lambda r: _require_version(r, version))
+    if len(receivers) > 1:
+        await _require_equal_weights(receivers, deadline_s)
     await each("continue", lambda r: r.continue_generation())
 
 
@@ -111,8 +118,19 @@ async def _require_version(receiver: WeightReceiver, version: WeightVersion) -> 
         raise ClusterError(f"it serves version {serving!r}, not {str(version)!r}")
 
 
-async def _all(phase: str, steps: dict[str, Awaitable[None]], deadline_s: float) -> None:
-    """Run one phase's steps at once. The first failure, or the deadline, ends it and cancels the rest."""
+async def _require_equal_weights(receivers: Sequence[WeightReceiver], deadline_s: float) -> None:
+    """WeightSyncError naming those whose weights are not what most have; all of them where there is no majority."""
+    checksums = await _all("checksum", {r.url: r.weights_checksum() for r in receivers}, deadline_s)
+    counts = Counter(checksums.values()).most_common()
+    if len(counts) == 1:
+        return
+    right = counts[0][0] if counts[0][1] > counts[1][1] else None
+    odd = [url for url, checksum in checksums.items() if checksum != right]
+    raise WeightSyncError("checksum", odd, f"the engines hold different weights of one version: {checksums}")
+
+
+async def _all(phase: str, steps: dict[str, Awaitable[T]], deadline_s: float) -> dict[str, T]:
+    """Results of one phase's steps, run at once. The first failure, or the deadline, ends it and cancels the rest."""
     tasks = {asyncio.ensure_future(step): who for who, step in steps.items()}
     done, pending = await asyncio.wait(tasks, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
     for task in pending:
@@ -122,3 +140,4 @@ async def _all(phase: str, steps: dict[str, Awaitable[None]], deadline_s: float)
         raise WeightSyncError(phase, list(failed), "; ".join(map(str, failed.values())))
     if pending:
         raise WeightSyncError(phase, [tasks[t] for t in pending], f"no answer within {deadline_s:g} s")
+    return {who: task.result() for task, who in tasks.items()}

@@ -54,13 +54,17 @@ def test_published_weights_are_the_ones_served(weights: WeightGroup) -> None:
     async def rounds() -> None:
         async with engine.client() as client:
             for seed in (1, 2):
-                before = weights.version
+                before, checksum = weights.version, await client.weights_checksum()
                 change(engine.model, seed)
                 assert await mismatch(engine) > 0.01, "not published yet, so it must still serve the old weights"
                 assert await client.weight_version() == str(before)
                 await weights.publish(client)
                 assert await mismatch(engine) <= TOLERANCE
                 assert await client.weight_version() == str(weights.version) == f"a1.v{before.number + 1}"
+                published = await client.weights_checksum()
+                assert published != checksum
+                await weights.publish(client)
+                assert await client.weights_checksum() == published, "the same weights have the same"
 
     asyncio.run(rounds())
 

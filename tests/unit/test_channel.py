@@ -120,6 +120,10 @@ class Engine:
         self._answer()
         return self.wrong_version or self.version
 
+    async def weights_checksum(self) -> str:
+        self._answer()
+        return "the trainer's"
+
     async def continue_generation(self) -> None:
         self._answer()
 

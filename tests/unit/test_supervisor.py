@@ -194,13 +194,20 @@ def test_raylets_share_a_head_and_no_port() -> None:
     assert json.loads(next(o for o in worker if o.startswith("--resources=")).partition("=")[2]) == {"rollout": 2}
 
 
+@pytest.mark.parametrize(("present", "threads"), [(64, "4"), (2, "1"), (6, "3")])
+def test_no_more_threads_than_there_are_cpus(monkeypatch: pytest.MonkeyPatch, present: int, threads: str) -> None:
+    """The configuration asks for 8 CPUs and two processes."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(present)))
+    assert raylet_env({}, raylet_config(None))["OMP_NUM_THREADS"] == threads
+
+
 def test_raylet_environment_has_no_slurm_and_no_token() -> None:
     environ = raylet_env(
         {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "PMIX_RANK": "0", "SUBMITIT_EXECUTOR": "slurm", "HOME": "/h"},
         raylet_config(None),
     )
     assert not [name for name in environ if name.startswith(("SLURM", "PMI", "SUBMITIT"))]
-    assert environ["HOME"] == "/h" and environ[TAG] == "t.a1.n3" and environ["OMP_NUM_THREADS"] == "4"
+    assert environ["HOME"] == "/h" and environ[TAG] == "t.a1.n3"
     assert environ["RAY_AUTH_TOKEN_PATH"] == "/run/token"
 
 

@@ -19,6 +19,7 @@ class Engine:
     """Notes every call in a shared journal; fails in one, hangs in one, or acknowledges another version."""
 
     def __init__(self, url: str, journal: list[tuple[str, str]], *, fails: str = "", hangs: str = "", has: str = ""):
+        self.checksum = "right"
         self.url = url
         self.journal = journal
         self.fails = fails
@@ -64,6 +65,10 @@ class Engine:
         await self._note("version")
         return self.version
 
+    async def weights_checksum(self) -> str:
+        await self._note("checksum")
+        return self.checksum
+
     async def continue_generation(self) -> None:
         await self._note("continue")
 
@@ -84,7 +89,7 @@ def test_all_engines_finish_a_phase_before_any_starts_the_next() -> None:
     journal: list[tuple[str, str]] = []
     engines = [Engine("e0", journal), Engine("e1", journal)]
     run_publish(engines, journal)
-    order = ["pause", "begin", "receive", "receive", "end", "version", "continue"]
+    order = ["pause", "begin", "receive", "receive", "end", "version", "checksum", "continue"]
     calls = [call for call, _ in journal if call != "broadcast"]
     assert calls == [phase for phase in order for _ in range(2)]
     assert [e.received for e in engines] == [[(BUCKETS[0], None), (BUCKETS[1], VERSION)]] * 2, "the last one has it"
@@ -93,7 +98,14 @@ def test_all_engines_finish_a_phase_before_any_starts_the_next() -> None:
 
 @pytest.mark.parametrize(
     ("call", "phase"),
-    [("pause", "pause"), ("begin", "begin"), ("receive", "transfer"), ("end", "end"), ("version", "acknowledge")],
+    [
+        ("pause", "pause"),
+        ("begin", "begin"),
+        ("receive", "transfer"),
+        ("end", "end"),
+        ("version", "acknowledge"),
+        ("checksum", "checksum"),
+    ],
 )
 @pytest.mark.parametrize("how", ["fails", "hangs"])
 def test_one_bad_engine_is_named_and_no_engine_generates_again(call: str, phase: str, how: str) -> None:
@@ -119,6 +131,21 @@ def test_another_version_is_not_an_acknowledgement() -> None:
     with pytest.raises(WeightSyncError, match=r"'a2\.v6', not 'a2\.v7'") as caught:
         run_publish([Engine("e0", journal, has="a2.v6")], journal)
     assert caught.value.phase == "acknowledge"
+
+
+@pytest.mark.parametrize(
+    ("checksums", "named"),
+    [(("x", "y", "x"), ("e1",)), (("x", "y"), ("e0", "e1")), (("x", "y", "x", "y"), ("e0", "e1", "e2", "e3"))],
+)
+def test_engines_with_different_weights_do_not_serve(checksums: tuple[str, ...], named: tuple[str, ...]) -> None:
+    journal: list[tuple[str, str]] = []
+    engines = [Engine(f"e{i}", journal) for i in range(len(checksums))]
+    for engine, checksum in zip(engines, checksums, strict=True):
+        engine.checksum = checksum
+    with pytest.raises(WeightSyncError, match="different weights of one version") as caught:
+        run_publish(engines, journal)
+    assert (caught.value.phase, caught.value.who) == ("checksum", named)
+    assert not [entry for entry in journal if entry[0] == "continue"]
 
 
 def test_connect_gives_every_engine_its_ranks() -> None:
