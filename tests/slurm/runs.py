@@ -17,7 +17,7 @@ from devclusters import RunningDevCluster
 from slime_hpc.records import read_json, read_jsonl
 from slime_hpc.run_dir import AttemptDir, RunDir
 
-QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 T = TypeVar("T")
 
 
@@ -108,11 +108,13 @@ class TestRun:
 
 
 def submit_quickstart(cluster: RunningDevCluster, directory: Path, model: Path, **settings: object) -> TestRun:
-    """A copy of the example, with keys of its profile set."""
-    profile_dir = directory / "quickstart"
-    profile_dir.mkdir()
-    for name in ("profile.yaml", "prompts.jsonl", "reward.py"):
-        shutil.copy(QUICKSTART / name, profile_dir)
+    return submit_example("quickstart", cluster, directory, model, **settings)
+
+
+def submit_example(name: str, cluster: RunningDevCluster, directory: Path, model: Path, **settings: object) -> TestRun:
+    """A copy of an example, with keys of its profile set."""
+    profile_dir = directory / name
+    shutil.copytree(EXAMPLES / name, profile_dir, ignore=shutil.ignore_patterns("model", "__pycache__"))
     run_dir = directory / "run"
     sets = {"run_dir": run_dir, "model.hf_checkpoint": model, **settings}
     options = [f"--set={key}={value}" for key, value in sets.items()]
