@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 INTERVAL = 3
 PROMPTS = 4
-START_S = 300
+START_S = 480
 
 
 def trained_by(run: TestRun, attempt: int) -> list[dict[str, Any]]:
