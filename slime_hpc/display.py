@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,21 @@ _COLOURS = {
 
 
 def print_report(report: RenderableType) -> None:
-    """To standard output; no colours where that is a file or a pipe."""
-    Console(highlight=False, soft_wrap=False).print(report)
+    """To standard output; no colours where that is a file or a pipe. Only tables are made to fit the width.
+
+    Text is left to the terminal to break, so that a path or a command in it can be copied.
+    """
+    console = Console(highlight=False)
+    for part in _flat(report):
+        console.print(part, soft_wrap=isinstance(part, Text))
+
+
+def _flat(report: RenderableType) -> Iterator[RenderableType]:
+    if isinstance(report, Group):
+        for part in report.renderables:
+            yield from _flat(part)
+    else:
+        yield report
 
 
 def plan_report(plan: JobPlan) -> RenderableType:
@@ -78,15 +91,19 @@ def run_report(
     status: StatusReport, rounds: Iterable[Mapping[str, Any]], data: RenderableType, curve: Path, model: Path | None
 ) -> RenderableType:
     """Status, a selection of rounds, the data, and where the results lie."""
+    trained = str(model) if model else "none was exported"
+    paths = Text(f"reward curve   {curve}\ntrained model  {trained}")
+    return Group(status_report(status), "", rounds_table(rounds), "", data, "", paths)
+
+
+def rounds_table(rounds: Iterable[Mapping[str, Any]]) -> Table:
+    """Rows of ``metrics.jsonl``: how it learns, and where the seconds go."""
     table = Table("round", box=None, pad_edge=False)
-    for heading in ("reward", "grad norm", "logp diff", "rollout", "train", "sync"):
+    for heading, _, _ in _ROUND_METRICS:
         table.add_column(heading, justify="right")
     for row in rounds:
-        table.add_row(str(row["round"]), *(_metric(row, name, form) for name, form in _ROUND_METRICS))
-    paths = Table.grid(padding=(0, 2))
-    paths.add_row("reward curve", Text(str(curve), overflow="fold"))
-    paths.add_row("trained model", Text(str(model) if model else "none was exported", overflow="fold"))
-    return Group(status_report(status), "", table, "", data, "", paths)
+        table.add_row(str(row["round"]), *(_metric(row, name, form) for _, name, form in _ROUND_METRICS))
+    return table
 
 
 def data_tables(prompts: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapping[str, Any]]) -> RenderableType:
@@ -106,12 +123,15 @@ def data_tables(prompts: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapp
 
 
 _ROUND_METRICS = (
-    ("rollout/raw_reward", "{:.3f}"),
-    ("train/grad_norm", "{:.2f}"),
-    ("train/train_rollout_logprob_abs_diff", "{:.1e}"),
-    ("perf/rollout_time", "{:.2f}s"),
-    ("perf/train_time", "{:.2f}s"),
-    ("perf/update_weights_time", "{:.2f}s"),
+    ("reward", "rollout/raw_reward", "{:.3f}"),
+    ("lag", "rollout/weight_lag", "{:g}"),
+    ("grad norm", "train/grad_norm", "{:.2f}"),
+    ("logp diff", "train/train_rollout_logprob_abs_diff", "{:.1e}"),
+    ("rollout", "perf/rollout_time", "{:.2f}s"),
+    ("scoring", "perf/reward_time", "{:.2f}s"),
+    ("train", "perf/train_time", "{:.2f}s"),
+    ("sync", "perf/update_weights_time", "{:.2f}s"),
+    ("save", "perf/save_time", "{:.2f}s"),
 )
 
 

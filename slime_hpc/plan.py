@@ -61,11 +61,11 @@ class JobPlan(Strict):
 
     @property
     def trainer(self) -> ComponentPlan:
-        return self._component(Role.TRAINER)
+        return self.component(Role.TRAINER)
 
     @property
     def rollout(self) -> ComponentPlan:
-        return self._component(Role.ROLLOUT)
+        return self.component(Role.ROLLOUT)
 
     @property
     def trainer_ranks(self) -> int:
@@ -79,7 +79,7 @@ class JobPlan(Strict):
     def engines(self) -> int:
         return self.rollout.nodes * self.engines_per_node
 
-    def _component(self, role: Role) -> ComponentPlan:
+    def component(self, role: Role) -> ComponentPlan:
         return next(c for c in self.components if c.role is role)
 
     @property
@@ -103,6 +103,13 @@ def new_plan(profile: Profile, attempt: int = 1) -> JobPlan:
         python=sys.executable,
         attempt=attempt,
     )
+
+
+def one_host_plan(profile: Profile, cpus: int) -> JobPlan:
+    """The same on this host alone, of whose ``cpus`` no component can have more."""
+    plan = new_plan(profile)
+    components = (c.model_copy(update={"cpus_per_task": min(c.cpus_per_task, cpus)}) for c in plan.components)
+    return plan.model_copy(update={"components": tuple(components)})
 
 
 def plan_job(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import psutil
+
 _EXEC_S = 0.1
 """Between execve's two halves a process has no environment; the kernel takes microseconds, a busy machine longer."""
 _POLL_S = 0.002
@@ -28,3 +30,12 @@ def read_environ(pid: int) -> frozenset[bytes]:
 def _has_memory(pid: int) -> bool:
     """False for zombies and kernel threads. Source: proc(5), statm."""
     return not Path(f"/proc/{pid}/statm").read_text(encoding="ascii").startswith("0 ")
+
+
+def is_running(pid: int, started: float) -> bool:
+    """Whether the process is still that one: a pid is given to others later. ``started``: psutil's ``create_time``."""
+    try:
+        process = psutil.Process(pid)
+        return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -30,6 +31,13 @@ def render_script(plan: JobPlan, command: str) -> str:
 def supervisor_command(plan: JobPlan) -> str:
     """What the batch shell becomes when there is no submitit."""
     return "exec " + shlex.join([plan.python, "-m", "slime_hpc.supervisor", str(plan.run_dir)])
+
+
+def in_environment(plan: JobPlan, command: Sequence[str]) -> list[str]:
+    """The command in the environment that the script would set up, for a start without Slurm."""
+    if not plan.setup:
+        return list(command)
+    return ["bash", "-c", "\n".join([*plan.setup, 'exec "$@"']), "bash", *command]
 
 
 def _directives(plan: JobPlan) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from slime_hpc.checkpoint import complete_checkpoints
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
 from slime_hpc.plan import JobPlan, new_plan
+from slime_hpc.processes import is_running
 from slime_hpc.records import read_json, read_jsonl, surviving_rounds
 from slime_hpc.render import render_script, supervisor_command
 from slime_hpc.run_dir import RunDir
@@ -72,10 +75,24 @@ def require_no_job(run: RunDir, last: JobPlan, slurm: Slurm) -> None:
 def _recorded_jobs(run: RunDir) -> Iterator[JobId]:
     if run.submit.exists():
         record = read_json(run.submit)
-        yield JobId.parse(";".join(filter(None, (record["job_id"], record["cluster"]))))
+        if record["job_id"] is None:
+            _require_over(run, record)
+        else:
+            yield JobId.parse(";".join(filter(None, (record["job_id"], record["cluster"]))))
     for attempt in run.all_attempts():
-        if attempt.owner.exists():
-            yield JobId.parse(read_json(attempt.owner)["job_id"])
+        job_id = read_json(attempt.owner)["job_id"] if attempt.owner.exists() else None
+        if job_id is not None:
+            yield JobId.parse(job_id)
+
+
+def _require_over(run: RunDir, record: Mapping[str, Any]) -> None:
+    """UserError unless the process of a run without Slurm is known to be gone."""
+    if record["host"] != os.uname().nodename and not run.attempt(record["attempt"]).ended.exists():
+        raise UserError(
+            f"only host {record['host']}, where this run was started, can tell whether it is over; go there"
+        )
+    if record["host"] == os.uname().nodename and is_running(record["pid"], record["process_started"]):
+        raise UserError(f"process {record['pid']} on this host still trains this run; end it with `slime-hpc cancel`")
 
 
 def changed_identity(old: RunSpec, new: RunSpec) -> Iterator[Finding]:

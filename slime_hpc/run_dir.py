@@ -175,6 +175,10 @@ class RunDir:
         """The exported HF model."""
         return self.path / "model"
 
+    def model_of_round(self, round_: int) -> Path:
+        """Where an older checkpoint is exported to, so that ``model`` stays what it is."""
+        return self.path / f"model_round_{round_:08d}"
+
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.plan import JobPlan
+from slime_hpc.processes import is_running
 from slime_hpc.records import read_json, read_jsonl
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
@@ -42,6 +44,10 @@ _VERDICT_OF_CAUSE: dict[str, Verdict] = {
     "unknown": "unknown",
 }
 """Every other cause is a failure."""
+
+OUTPUT_LINES = 6
+OUTPUT_CHARACTERS = 200
+"""Of Slurm's output, where it has the last word."""
 
 _NEVER_STARTS = {"PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig", "BadConstraints", "InvalidAccount"}
 """Reasons that no waiting will cure."""
@@ -86,6 +92,8 @@ class JobFacts:
     components: dict[int, ComponentState]
     problem: str = ""
     """Why Slurm could not be asked."""
+    process: str = ""
+    """Of a run without Slurm: what trains it. One component that runs stands for a process that is alive."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,8 @@ def _read_plan(path: Any) -> JobPlan:
 
 def query_job(records: Records, slurm: Slurm) -> JobFacts:
     """The job by its recorded id; where the client died before it recorded one, by the plan's token."""
+    if is_local(records):
+        return _query_process(records)
     try:
         job_id = recorded_job_id(records) or find_job_id(records, slurm)
         if job_id is None:
@@ -162,8 +172,25 @@ def query_job(records: Records, slurm: Slurm) -> JobFacts:
         return JobFacts(recorded_job_id(records), {}, problem=str(e))
 
 
+def is_local(records: Records) -> bool:
+    """Whether the newest attempt was started by ``slime-hpc run``."""
+    return records.submitted is not None and records.submitted["job_id"] is None
+
+
+def _query_process(records: Records) -> JobFacts:
+    assert records.submitted is not None
+    host, pid = records.submitted["host"], records.submitted["pid"]
+    process = f"process {pid} on {host}"
+    if host != os.uname().nodename:
+        return JobFacts(None, {}, problem=f"only {host}, where `slime-hpc run` was started, can tell", process=process)
+    if not is_running(pid, records.submitted["process_started"]):
+        return JobFacts(None, {}, process=process)
+    state = ComponentState(JobState("RUNNING"), "", records.submitted["submitted"], None)
+    return JobFacts(None, {0: state}, process=process)
+
+
 def recorded_job_id(records: Records) -> JobId | None:
-    if records.submitted is None:
+    if records.submitted is None or is_local(records):
         return None
     return JobId.parse(";".join(filter(None, (records.submitted["job_id"], records.submitted["cluster"]))))
 
@@ -207,7 +234,7 @@ def _attempt(records: Records, plan: JobPlan, job: JobFacts, now: float) -> Atte
     ended = records.ended.get(plan.attempt)
     leader = job.components.get(0) if plan is records.plan else None
     blank = AttemptStatus(plan.attempt, _job_id(records, plan, job), None, None, None, None, None, None)
-    if leader is not None:
+    if leader is not None and not job.process:
         blank = dataclasses.replace(blank, state=str(leader.state))
     if ended is not None:
         started, stop = ended["started"], ended["ended"]
@@ -226,15 +253,26 @@ def _attempt(records: Records, plan: JobPlan, job: JobFacts, now: float) -> Atte
 
 def _job_id(records: Records, plan: JobPlan, job: JobFacts) -> str | None:
     if plan.attempt in records.owners:
-        return str(records.owners[plan.attempt]["job_id"])
+        job_id: str | None = records.owners[plan.attempt]["job_id"]
+        return job_id
     return str(job.job_id) if job.job_id and plan is records.plan else None
 
 
 def _cause_by_slurm(records: Records, job: JobFacts, leader: ComponentState) -> tuple[str, str]:
     cause = _CAUSE_OF_STATE.get(leader.state.name, "unknown")
+    detail = f"Slurm says {leader.state}; the supervisor left no record of its end"
+    return cause, f"{detail}; {_last_words(records, job)}"
+
+
+def _last_words(records: Records, job: JobFacts) -> str:
+    """The end of Slurm's output, where a job that could not even start its supervisor says why."""
     output = records.run.slurm_output(str(job.job_id))
-    detail = f"Slurm says {leader.state}; the supervisor left no record of its end (its output is in {output})"
-    return cause, detail
+    if not output.exists():
+        return f"Slurm's output {output} is not there"
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()[-OUTPUT_LINES:]
+    if not lines:
+        return f"Slurm's output {output} is empty"
+    return "\n".join([f"the end of {output}:", *(f"  {line[:OUTPUT_CHARACTERS]}" for line in lines)])
 
 
 Judgement = tuple[State, Verdict, str, str | None]
@@ -251,13 +289,18 @@ def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) 
     if attempt.cause is not None:
         verdict = _VERDICT_OF_CAUSE.get(attempt.cause, "failed")
         return "ended", verdict, attempt.detail or attempt.cause, _next_step(verdict, path)
+    if job.process and leader is None:
+        why = job.problem or f"{job.process} is gone, and left no record of its end"
+        state = _last_known(records) if job.problem else "ended"
+        return state, "unknown", why, None if job.problem else _next_step("unknown", path)
     if job.problem:
         return _last_known(records), "unknown", f"Slurm could not be asked: {job.problem}", None
-    if job.job_id is None:
+    if job.job_id is None and not job.process:
         why = "no job was recorded, and Slurm knows none with this run's token: it was never submitted"
         return "ended", "unknown", why, f"remove {path} and submit again"
     if leader is None:
-        why = f"Slurm no longer knows job {job.job_id}, and the supervisor left no record of its end"
+        words = _last_words(records, job)
+        why = f"Slurm no longer knows job {job.job_id}, and the supervisor left no record of its end; {words}"
         return "ended", "unknown", why, _next_step("unknown", path)
     if leader.state.is_pending:
         return _judge_pending(records, job)
@@ -303,7 +346,7 @@ def _judge_running(records: Records, leader: ComponentState, now: float) -> Judg
     heard = max(beat.get("time", 0.0), leader.start or 0.0)
     silence = f"{now - heard:.0f} s ago"
     if not beat:
-        why = f"the job runs since {silence}, its driver has not reported yet"
+        why = f"started {silence}, its driver has not reported yet"
     else:
         where = "" if beat["round"] is None else f"round {beat['round']} of {records.plan.spec.num_rollout}: "
         why = f"{where}{beat['phase']}, reported {silence}"

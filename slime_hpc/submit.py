@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 import shlex
 import shutil
 import tempfile
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from slime_hpc import __version__
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
@@ -43,6 +46,25 @@ class SubmitRecord:
     token: str
     submitted: float
     """Unix seconds."""
+    tool_version: str = __version__
+
+
+@dataclass(frozen=True)
+class LocalRecord:
+    """What ``submit.json`` holds for a run without Slurm."""
+
+    run_dir: str
+    attempt: int
+    host: str
+    pid: int
+    """Of the supervisor."""
+    process_started: float
+    """As psutil tells it: another process may get the same pid later."""
+    token: str
+    submitted: float
+    """Unix seconds."""
+    job_id: None = None
+    cluster: None = None
     tool_version: str = __version__
 
 
@@ -113,6 +135,30 @@ def write_record(run: RunDir, plan: JobPlan, job_id: JobId) -> SubmitRecord:
     return record
 
 
+def begin_local_run(profile: Profile, plan: JobPlan) -> None:
+    """Make the run directory of a run that this very process will supervise."""
+    run = RunDir(plan.run_dir)
+    require_free(run)
+    made = _claim(run)
+    own = psutil.Process()
+    record = LocalRecord(
+        run_dir=str(run.path),
+        attempt=plan.attempt,
+        host=os.uname().nodename,
+        pid=own.pid,
+        process_started=own.create_time(),
+        token=plan.token,
+        submitted=time.time(),
+    )
+    try:
+        write_text_atomic(run.profile, profile.text)
+        write_attempt(run, plan)
+        write_json(run.submit, dataclasses.asdict(record))
+    except OSError as e:
+        _undo(run, made)
+        raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
+
+
 def check_partitions(plan: JobPlan, partitions: Sequence[PartitionRow]) -> Iterator[Finding]:
     """Is each component within what Slurm says of its partition? It may accept what then waits for ever."""
     known = {row.name: row for row in partitions}
@@ -158,7 +204,12 @@ def _in_use(run: RunDir) -> UserError:
     if run.submit.exists():
         record = read_json(run.submit)
         when = datetime.datetime.fromtimestamp(record["submitted"]).strftime("%Y-%m-%d %H:%M")
-        owner = f"job {record['job_id']}, submitted {when}"
+        by = (
+            f"job {record['job_id']}, submitted"
+            if record["job_id"]
+            else f"`slime-hpc run` on {record['host']}, started"
+        )
+        owner = f"{by} {when}"
     ended = [attempt for attempt in run.all_attempts() if attempt.ended.exists()]
     state = "was used by" if ended else "is in use by"
     return UserError(

@@ -8,8 +8,7 @@ run="runs/quickstart-$(date +%Y%m%d-%H%M%S)"
 slime-hpc devcluster up
 eval "$(slime-hpc devcluster env)"
 python -m slime_hpc.testing.tiny_model examples/quickstart/model
-slime-hpc submit examples/quickstart/profile.yaml --set "run_dir=$PWD/$run"
-slime-hpc logs "$run" --follow
+slime-hpc submit examples/quickstart/profile.yaml --set "run_dir=$PWD/$run" --watch
 slime-hpc report "$run"
 
 cat <<EOF

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from slime_hpc import __version__
-from slime_hpc.cli import cancel, devcluster, logs, plan, render, report, resume, status, submit
+from slime_hpc.cli import cancel, devcluster, export, logs, plan, render, report, resume, run, status, submit
 from slime_hpc.errors import ProfileError, SlimeHpcError
 
 TRAILING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -27,10 +27,12 @@ app = typer.Typer(
 app.command("plan", context_settings=TRAILING)(plan.plan)
 app.command("render", context_settings=TRAILING)(render.render)
 app.command("submit", context_settings=TRAILING)(submit.submit)
+app.command("run", context_settings=TRAILING)(run.run)
 app.command("status")(status.status)
 app.command("logs")(logs.logs)
 app.command("report")(report.report)
 app.command("resume", context_settings=TRAILING)(resume.resume)
+app.command("export")(export.export)
 app.command("cancel")(cancel.cancel)
 app.add_typer(devcluster.app, name="devcluster")
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import getpass
+import os
+import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -27,7 +30,7 @@ def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"run_dir": str(records.run.path), "job_id": job_id and str(job_id), "cancelled": cancelled})
     elif cancelled:
-        typer.echo(f"cancelled job {job_id}; its processes end within a minute")
+        typer.echo(f"cancelled {f'job {job_id}' if job_id else 'the run'}; its processes end within a minute")
     else:
         typer.echo(f"{records.run.path} has ended already; nothing to cancel")
 
@@ -35,9 +38,10 @@ def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
 def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     """The run's job, and whether there was something to cancel. The marker tells the supervisor who wanted it."""
     from slime_hpc.errors import ClusterError
-    from slime_hpc.records import write_json
-    from slime_hpc.status import find_job_id, recorded_job_id
+    from slime_hpc.status import find_job_id, is_local, recorded_job_id
 
+    if is_local(records):
+        return None, _cancel_process(records, slurm)
     job_id = recorded_job_id(records) or find_job_id(records, slurm)
     if job_id is None:
         return None, False
@@ -45,11 +49,34 @@ def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     ended = records.plan.attempt in records.ended and not any(row.state.is_pending for row in rows)
     if ended or all(row.state.is_over for row in rows):
         return job_id, False
-    marker = records.run.attempt(records.plan.attempt).cancel_marker
-    write_json(marker, {"time": time.time(), "user": getpass.getuser()})
+    marker = _leave_marker(records)
     try:
         slurm.cancel(job_id)
     except ClusterError:
         marker.unlink()  # or a later end for another reason would be taken for this one
         raise
     return job_id, True
+
+
+def _leave_marker(records: Records) -> Path:
+    from slime_hpc.records import write_json
+
+    marker = records.run.attempt(records.plan.attempt).cancel_marker
+    write_json(marker, {"time": time.time(), "user": getpass.getuser()})
+    return marker
+
+
+def _cancel_process(records: Records, slurm: Slurm) -> bool:
+    """Tell the supervisor of a run without Slurm to end it; UserError on another host."""
+    from slime_hpc.errors import UserError
+    from slime_hpc.status import query_job
+
+    facts = query_job(records, slurm)
+    if records.plan.attempt in records.ended or not (facts.components or facts.problem):
+        return False
+    if facts.problem:
+        raise UserError(f"{facts.process} cannot be ended from here; go to that host")
+    assert records.submitted is not None
+    _leave_marker(records)
+    os.kill(records.submitted["pid"], signal.SIGTERM)
+    return True

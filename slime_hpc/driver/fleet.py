@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,10 +49,17 @@ class RayFleet:
     watchers: Sequence[asyncio.Task[None]]
     published: int = -1
     """Number of the newest version that all engines serve; after a resume, one less than that of the first."""
+    lag: float = 0.0
+    """Mean number of versions by which the round's samples are behind the trainer."""
 
     async def generate(self, round_: int) -> Groups:
         draws = self.prompts.next(self.plan.spec.sampling.rollout_batch_size)
-        return await generate_groups(self.engines.router, draws, self.plan.spec.sampling, deadline_s=GENERATE_TIMEOUT_S)
+        groups = await generate_groups(
+            self.engines.router, draws, self.plan.spec.sampling, deadline_s=GENERATE_TIMEOUT_S
+        )
+        versions = [s.weight_version.number for group in groups for s in group if s.weight_version is not None]
+        self.lag = self.published - statistics.fmean(versions or [self.published])
+        return groups
 
     async def score(self, groups: Groups) -> None:
         samples = [sample for group in groups for sample in group]
@@ -72,7 +80,7 @@ class RayFleet:
 
     async def train(self, batch: TrainBatch) -> dict[str, float]:
         metrics: dict[str, float] = (await self._all_ranks("train", TRAIN_TIMEOUT_S, batch))[0]
-        return metrics
+        return {**metrics, "rollout/weight_lag": self.lag}
 
     async def publish_weights(self) -> None:
         version = WeightVersion(self.plan.attempt, self.published + 1)

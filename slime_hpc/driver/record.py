@@ -19,6 +19,7 @@ HEARTBEAT_S = 5.0
 
 _ROUND_COLUMNS = (
     ("rollout/raw_reward", "reward {:.3f}"),
+    ("rollout/weight_lag", "lag {:g}"),
     ("train/grad_norm", "grad norm {:.2f}"),
     ("train/train_rollout_logprob_abs_diff", "logp diff {:.1e}"),
     ("perf/rollout_time", "rollout {:.1f}s"),

@@ -14,8 +14,8 @@ from slime_hpc.types import JobId
 class ComponentAllocation:
     """The nodes one component got."""
 
-    job_id: int
-    """Slurm's own number of the component; signals and queries about it alone take this."""
+    job_id: int | None
+    """Slurm's own number of the component; signals and queries about it alone take this. None without Slurm."""
     nodes: tuple[str, ...]
 
 
@@ -23,11 +23,16 @@ class ComponentAllocation:
 class Allocation:
     """The whole job, whichever component's process looks at it."""
 
-    job_id: JobId
-    """The leader's."""
+    job_id: JobId | None
+    """The leader's; None without Slurm."""
     components: tuple[ComponentAllocation, ...]
     restart_count: int
     """0 in the job's first life."""
+
+    @property
+    def job_text(self) -> str | None:
+        """The job's id as records hold it."""
+        return None if self.job_id is None else str(self.job_id)
 
     @property
     def batch_node(self) -> str:
@@ -42,7 +47,14 @@ class Allocation:
                 "SLURM_JOB_ID is not set: this runs inside a Slurm job only; start it with `slime-hpc submit`"
             )
         components = tuple(_components(environ))
-        return cls(JobId(components[0].job_id), components, int(environ.get("SLURM_RESTART_COUNT", "0")))
+        leader = components[0].job_id
+        assert leader is not None
+        return cls(JobId(leader), components, int(environ.get("SLURM_RESTART_COUNT", "0")))
+
+    @classmethod
+    def of_one_host(cls, node: str, components: int) -> Allocation:
+        """No job: every component is on the same host."""
+        return cls(None, (ComponentAllocation(None, (node,)),) * components, 0)
 
 
 def _components(environ: Mapping[str, str]) -> list[ComponentAllocation]:

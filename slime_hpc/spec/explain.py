@@ -14,6 +14,7 @@ from slime_hpc.errors import Finding
 from slime_hpc.spec.yaml_tree import KeyPath, Tree
 
 M = TypeVar("M", bound=BaseModel)
+Location = tuple[int | str, ...]
 
 _KINDS = {
     "int_type": "a whole number",
@@ -40,10 +41,24 @@ def validate(model: type[M], tree: Tree) -> tuple[M | None, list[Finding]]:
         return _parse(model, values), []
     except ValidationError as e:
         errors = e.errors(include_url=False)
-    findings = list(_unique(_explain(error, model, tree) for error in errors))
+    misspelt = dict(_misspelt(model, errors))
+    told = [error for error in errors if error["type"] != "missing" or error["loc"] not in misspelt.values()]
+    findings = list(_unique(_explain(error, model, tree) for error in told))
     if any(error["type"] != "extra_forbidden" for error in errors):
         return None, findings
     return _parse(model, _without(values, [error["loc"] for error in errors])), findings
+
+
+def _misspelt(model: type[BaseModel], errors: Iterable[Any]) -> Iterator[tuple[Location, Location]]:
+    """Unknown keys, each with the missing one that is most likely meant by it."""
+    errors = list(errors)
+    missing = [error["loc"] for error in errors if error["type"] == "missing"]
+    for error in errors:
+        *parents, key = error["loc"]
+        if error["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(str(key), keys_of(_model_at(model, map(str, parents))), n=1)
+            if close and (*parents, close[0]) in missing:
+                yield error["loc"], (*parents, close[0])
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -76,7 +91,7 @@ def _parse(model: type[M], values: object) -> M:
     return model.model_validate_json(json.dumps(values), strict=True)
 
 
-def _without(values: Any, locations: Iterable[tuple[int | str, ...]]) -> Any:
+def _without(values: Any, locations: Iterable[Location]) -> Any:
     copy = json.loads(json.dumps(values))
     for location in locations:
         parent = copy

@@ -19,6 +19,9 @@ KeyPath = tuple[str, ...]
 
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+MAX_VALUES = 10_000
+MAX_DEPTH = 20
+"""Far more than any profile has."""
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map")}
 
 
@@ -131,8 +134,21 @@ class _Reader:
         self.tree = tree
         self.findings: list[Finding] = []
         self._open: list[yaml.Node] = []
+        self._values = 0
 
     def read(self, node: yaml.Node, path: KeyPath) -> Any:
+        """The node's value. ProfileError at once where there is too much of it: aliases of aliases multiply."""
+        self._values += 1
+        if self._values > MAX_VALUES or len(path) > MAX_DEPTH:
+            rule = (
+                f"more than {MAX_VALUES} values, aliases counted"
+                if len(path) <= MAX_DEPTH
+                else f"over {MAX_DEPTH} levels"
+            )
+            here = ".".join(path[:3])
+            raise ProfileError(
+                [Finding(here, f"holds {rule}: no profile needs that", _at(self.tree.file, node.start_mark))]
+            )
         self.tree.origins.setdefault(path, _at(self.tree.file, node.start_mark) if path else self.tree.file)
         if node.tag not in _TAGS:
             return self._refuse(node, path, f"the tag {node.tag} is not allowed; write the plain value")

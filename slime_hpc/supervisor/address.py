@@ -9,6 +9,10 @@ import psutil
 
 from slime_hpc.errors import ClusterError
 
+ONE_HOST = "SLIME_HPC_ONE_HOST"
+"""Set in the environment of a run on one host: then nothing of it is to be reached from others."""
+LOOPBACK = "127.0.0.1"
+
 
 def node_name() -> str:
     """Slurm's name of this node."""
@@ -20,6 +24,8 @@ def own_address(peer: str) -> str:
 
     Not the address of our own host name, which many hosts resolve to a loopback one.
     """
+    if ONE_HOST in os.environ:
+        return LOOPBACK
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded
-from slime_hpc.plan import ComponentPlan, JobPlan
+from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json, write_json
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.supervisor.address import free_ports, node_name, own_address
@@ -46,12 +46,14 @@ class StopRequested(Exception):
 
 
 class Agent:
-    """One node of one attempt."""
+    """One node of one attempt. It has one role or, on the only host, all of them, and its end is then the first's."""
 
-    def __init__(self, plan: JobPlan, attempt: AttemptDir, role: Role) -> None:
+    def __init__(self, plan: JobPlan, attempt: AttemptDir, roles: Sequence[Role]) -> None:
         self._plan = plan
         self._attempt = attempt
-        self._role = role
+        self._roles = roles
+        self._role = roles[0]
+        self._parent = os.getppid()
         self._node = node_name()
         nodes: dict[str, list[str]] = read_json(attempt.allocation)
         head, first_rollout = nodes[Role.TRAINER][0], nodes[Role.ROLLOUT][0]
@@ -102,8 +104,8 @@ class Agent:
                 host=self._host,
                 head=None if self._is_head else self._await_head(),
                 gcs_port=gcs_port,
-                cpus=self._component.cpus_per_task,
-                resources={self._role.value: self._places},
+                cpus=max(self._plan.component(role).cpus_per_task for role in self._roles),
+                resources={role.value: self._places(role) for role in self._roles},
                 temp_dir=self._temp_dir,
                 token_file=self._attempt.ray_token,
                 tag=self._tag,
@@ -122,13 +124,8 @@ class Agent:
         self._log("raylet_up", role=self._role, host=self._host, temp_dir=str(self._temp_dir), **pids)
         return process
 
-    @property
-    def _component(self) -> ComponentPlan:
-        return self._plan.trainer if self._role is Role.TRAINER else self._plan.rollout
-
-    @property
-    def _places(self) -> int:
-        return self._component.processes_per_node if self._role is Role.TRAINER else self._plan.engines_per_node
+    def _places(self, role: Role) -> int:
+        return self._plan.trainer.processes_per_node if role is Role.TRAINER else self._plan.engines_per_node
 
     def _watch(self, process: subprocess.Popen[bytes]) -> int:
         while True:
@@ -144,6 +141,8 @@ class Agent:
             self._stops.put(message["reason"])
 
     def _obey(self) -> None:
+        if os.getppid() != self._parent:
+            raise StopRequested("the process that started this agent is gone")
         if not self._stops.empty():
             raise StopRequested(self._stops.get())
 
@@ -192,17 +191,17 @@ class Agent:
 
 
 def main(argv: list[str]) -> int:
-    """``python -m slime_hpc.supervisor.agent RUN_DIR ATTEMPT ROLE``, by srun on each node."""
-    run_dir, number, role = argv
+    """``python -m slime_hpc.supervisor.agent RUN_DIR ATTEMPT ROLE…``, by srun on each node."""
+    run_dir, number, *roles = argv
     block_notices()
     attempt = RunDir(Path(run_dir)).attempt(int(number))
     _redirect_output(attempt.log(f"agent-{node_name()}"))
     plan = JobPlan.model_validate_json(attempt.plan.read_text(encoding="utf-8"))
     try:
-        return Agent(plan, attempt, Role(role)).run()
+        return Agent(plan, attempt, [Role(role) for role in roles]).run()
     except ClusterError as error:
         log = EventLog(attempt.events(f"agent-{node_name()}"), attempt=plan.attempt, who=f"agent-{node_name()}")
-        log("raylet_failed", role=role, node=node_name(), detail=str(error))
+        log("raylet_failed", role=roles[0], node=node_name(), detail=str(error))
         return 1
 
 

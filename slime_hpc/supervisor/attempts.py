@@ -37,7 +37,7 @@ def _require_newest_is_ours(run: RunDir, submitted_for: int, allocation: Allocat
             raise _refusal(run, f"attempt {newest.number} was submitted after it")
         return
     owner = read_json(newest.owner)
-    if owner["job_id"] != str(allocation.job_id):
+    if owner["job_id"] != allocation.job_text:
         raise _refusal(run, f"attempt {newest.number} belongs to job {owner['job_id']} on {owner['host']}")
     if owner["restart_count"] >= allocation.restart_count:
         raise _refusal(run, f"attempt {newest.number} has been started by it already, on {owner['host']}")
@@ -52,7 +52,7 @@ def _refusal(run: RunDir, reason: str) -> UserError:
 
 def _owner(allocation: Allocation) -> dict[str, Any]:
     return {
-        "job_id": str(allocation.job_id),
+        "job_id": allocation.job_text,
         "restart_count": allocation.restart_count,
         "host": os.uname().nodename,
         "started": time.time(),
@@ -106,7 +106,8 @@ def close_predecessors(run: RunDir, attempt: int) -> None:
         if earlier.number >= attempt or earlier.ended.exists() or not earlier.owner.exists():
             continue
         owner = read_json(earlier.owner)
-        detail = f"job {owner['job_id']} ended without a word; found when attempt {attempt} started"
+        who = f"job {owner['job_id']}" if owner["job_id"] else f"`slime-hpc run` on {owner['host']}"
+        detail = f"{who} ended without a word; found when attempt {attempt} started"
         ending = asdict(Ending(Cause.UNKNOWN, detail))
         times = {"started": owner["started"], "ended": _last_sign_of_life(run, earlier, owner["started"])}
         round_ = last_round_of(run, earlier.number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import subprocess
@@ -16,12 +15,11 @@ from slime_hpc.errors import ClusterError, RunFailed
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write_text_atomic
 from slime_hpc.run_dir import AttemptDir, RunDir
-from slime_hpc.slurm.allocation import Allocation
-from slime_hpc.slurm.commands import SlurmCli
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.slurm.steps import Step
 from slime_hpc.supervisor.attempts import close_predecessors, last_round_of, own_attempt
 from slime_hpc.supervisor.cause import Cause, Ending, cause_of_component, cause_of_signal, describe_exit
+from slime_hpc.supervisor.launch import Launcher, SlurmLauncher
 from slime_hpc.supervisor.raylet import ray_auth_env
 from slime_hpc.supervisor.signals import SignalInbox
 from slime_hpc.supervisor.sweep import TAG, tag
@@ -42,24 +40,29 @@ def supervise(run_dir: str, attempt: int) -> None:
     it did not finish, which submitit passes on without a traceback of its own; UserError if the run is another's.
     """
     inbox = SignalInbox.install()
-    run = RunDir(Path(run_dir))
-    allocation = Allocation.from_environ(os.environ)
-    plan = own_attempt(run, attempt, allocation)
-    close_predecessors(run, plan.attempt)
-    ending = Supervisor(plan, run, allocation, inbox).run()
+    ending = run_attempt(RunDir(Path(run_dir)), attempt, SlurmLauncher(), inbox)
+    print(f"slime-hpc: {ending.cause}: {ending.detail}", file=sys.stderr, flush=True)
     if ending.cause is not Cause.FINISHED:
         sys.exit(RunFailed.exit_code)
+
+
+def run_attempt(run: RunDir, attempt: int, launcher: Launcher, inbox: SignalInbox) -> Ending:
+    """Own an attempt and run it to its end, with processes that ``launcher`` starts; writes ``ended.json``."""
+    plan = own_attempt(run, attempt, launcher.allocation)
+    close_predecessors(run, plan.attempt)
+    return Supervisor(plan, run, launcher, inbox).run()
 
 
 class Supervisor:
     """One attempt."""
 
-    def __init__(self, plan: JobPlan, run: RunDir, allocation: Allocation, inbox: SignalInbox) -> None:
+    def __init__(self, plan: JobPlan, run: RunDir, launcher: Launcher, inbox: SignalInbox) -> None:
         self._plan = plan
         self._run_dir = run
         self._attempt: AttemptDir = run.attempt(plan.attempt)
         self._inbox = inbox
-        self._allocation = allocation
+        self._launcher = launcher
+        self._allocation = launcher.allocation
         self._log = EventLog(self._attempt.events("supervisor"), attempt=plan.attempt, who="supervisor")
         self._steps: dict[str, subprocess.Popen[bytes]] = {}
         self._started = time.time()
@@ -83,10 +86,11 @@ class Supervisor:
         nodes = {c.role: self._allocation.components[c.index].nodes for c in self._plan.components}
         write_json(self._attempt.allocation, {role.value: list(names) for role, names in nodes.items()})
         restarts = self._allocation.restart_count
-        self._log("started", job_id=str(self._allocation.job_id), restart_count=restarts, nodes=nodes)
+        self._log("started", job_id=self._allocation.job_text, restart_count=restarts, nodes=nodes)
         arguments = [str(self._run_dir.path), str(self._plan.attempt)]
-        for component in self._plan.components:
-            agent = [self._plan.engine_python, "-m", "slime_hpc.supervisor.agent", *arguments, component.role.value]
+        for roles in self._launcher.agents:
+            component = self._plan.component(roles[0])
+            agent = [self._plan.engine_python, "-m", "slime_hpc.supervisor.agent", *arguments, *roles]
             self._start_step(
                 Step(
                     name=component.role.value,
@@ -118,18 +122,18 @@ class Supervisor:
         )
 
     def _start_step(self, step: Step) -> None:
-        self._steps[step.name] = SlurmCli().start_step(step)
+        self._steps[step.name] = self._launcher.start_step(step)
 
     def _watch(self) -> Ending | signal.Signals:
-        """Until a signal, the driver's end, or a component's."""
+        """Until a signal, the driver's end, or that of a step of agents."""
         while True:
             if self._inbox.first is not None:
                 return self._inbox.first
             if (returncode := self._steps["driver"].poll()) is not None:
                 return self._ending_of_driver(returncode)
-            for component in self._plan.components:
-                if (returncode := self._steps[component.role.value].poll()) is not None:
-                    return self._ending_of_component(component.role, returncode)
+            for roles in self._launcher.agents:
+                if (returncode := self._steps[roles[0].value].poll()) is not None:
+                    return self._ending_of_component(roles[0], returncode)
             time.sleep(POLL_S)
 
     def _ending_of_driver(self, returncode: int) -> Ending:
@@ -172,7 +176,9 @@ class Supervisor:
         cancelled_by = read_json(marker).get("user") if marker.exists() else None
         deadline = time.monotonic() + SLURM_EXPLAINS_S
         while True:
-            ending = cause_of_signal(number, cancelled_by, self._queue())
+            ending = self._launcher.ending_of(number, cancelled_by) or cause_of_signal(
+                number, cancelled_by, self._queue()
+            )
             if ending.cause is not Cause.UNKNOWN or time.monotonic() > deadline:
                 return ending
             time.sleep(POLL_S)
@@ -185,7 +191,7 @@ class Supervisor:
 
     def _queue(self) -> list[QueueRow]:
         try:
-            return SlurmCli(timeout_s=3.0).queue([self._allocation.job_id])
+            return self._launcher.queue()
         except ClusterError as error:
             self._log("slurm_not_asked", error=str(error))
             return []  # then the cause stays unknown, which is said
@@ -209,4 +215,3 @@ class Supervisor:
         }
         write_json(self._attempt.ended, row)
         self._log("ended", cause=ending.cause, detail=ending.detail)
-        print(f"slime-hpc: {ending.cause}: {ending.detail}", file=sys.stderr, flush=True)

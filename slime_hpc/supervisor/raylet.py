@@ -22,6 +22,9 @@ _LIBC = ctypes.CDLL(None)
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Rounds pass through it as lists of token ids: megabytes."""
 
+LOOPBACK_ENV = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+"""As on those systems, Ray then takes 127.0.0.1 for its address, and its servers listen there only."""
+
 _SLURMS = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|PMI|PMIX|SUBMITIT)_?")
 
 

@@ -21,8 +21,9 @@ class SignalInbox:
     def install(cls) -> SignalInbox:
         """Take over the handlers of this process, whoever had set them (submitit, ray.init)."""
         inbox = cls()
-        for number in (*NOTICES, signal.SIGINT):
-            signal.signal(number, inbox._remember)
+        for number in (*NOTICES, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish is respected
+                signal.signal(number, inbox._remember)
         return inbox
 
     def _remember(self, number: int, _frame: object) -> None:

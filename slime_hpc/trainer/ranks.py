@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,9 @@ TIMEOUT = timedelta(minutes=10)
 
 COPIED = re.compile(r"(?!\.|config\.json$|.*\.index\.json$).*\.(json|txt|model|jinja)")
 """Files that an exported model takes from the HF checkpoint: tokenizer, chat template, generation defaults."""
+
+ORIGIN = "slime_hpc_export.json"
+"""In an exported model: of which run and round it is."""
 
 
 class TrainerRank:
@@ -206,8 +209,13 @@ def build_scheduler(optimizer: MegatronOptimizer, spec: RunSpec) -> OptimizerPar
     )
 
 
-def write_hf_model(directory: Path, source: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """``source`` with these weights, in ``directory``: tokenizer and config are its own, but for the dtype."""
+def write_hf_model(
+    directory: Path, source: Path, tensors: dict[str, torch.Tensor], origin: Mapping[str, object] | None = None
+) -> None:
+    """``source`` with these weights, in ``directory``: tokenizer and config are its own, but for the dtype.
+
+    ``origin`` says where they come from, in a file beside them.
+    """
     from safetensors.torch import save_file
 
     new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
@@ -221,6 +229,8 @@ def write_hf_model(directory: Path, source: Path, tensors: dict[str, torch.Tenso
     write_json(new / "config.json", {**config, "dtype": dtype})
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     (new / "model.safetensors").chmod(0o644)  # safetensors makes it 0600; who may read is run_dir's to say
+    if origin is not None:
+        write_json(new / ORIGIN, origin)
     _sync_tree(new)
     if directory.exists():
         shutil.rmtree(old, ignore_errors=True)

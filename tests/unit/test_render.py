@@ -16,7 +16,33 @@ from slime_hpc.render import render_script, supervisor_command
 from slime_hpc.spec.load import load_profile
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = ROOT / "sbatch" / "quickstart.sbatch"
+GOLDEN = ROOT / "sbatch"
+SHAPES = {
+    "quickstart": (),
+    "two-by-two": (
+        "trainer.nodes=2",
+        "trainer.gpus_per_node=4",
+        "trainer.megatron={tensor_model_parallel_size: 2}",
+        "rollout.nodes=2",
+        "rollout.gpus_per_node=4",
+    ),
+    "tensor-parallel-over-nodes": (
+        "trainer.nodes=2",
+        "trainer.megatron={tensor_model_parallel_size: 2}",
+        "rollout.nodes=2",
+    ),
+    "component-settings": (
+        "qos=normal",
+        "environment={modules: [gcc/13, cuda/12.8], setup: ['export PATH=/projects/you/venv/bin:$PATH'], "
+        "variables: {HF_HUB_OFFLINE: '1'}}",
+        "trainer={partition: train, account: you-train, qos: high, constraint: a100, gres: 'gpu:a100:4', "
+        "gpus_per_node: 4, cpus_per_task: 8, mem: 200G, time_limit: 1-00:00:00, "
+        "sbatch: {exclusive: true, exclude: 'n[7-9]'}}",
+        "rollout={partition: rollout, account: you-rollout, nodes: 2, gpus_per_node: 2, cpus_per_task: 4, mem: 100G, "
+        "time_limit: 12:00:00, sbatch: {exclude: n7, mail-type: END}}",
+    ),
+}
+"""Golden scripts: the quickstart, with these keys set."""
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 ACCEPT = "SLIME_HPC_ACCEPT=1 .venv/bin/python -m pytest tests/unit/test_render.py"
 
@@ -37,17 +63,23 @@ def check_shell(script: Path) -> None:
     assert found.returncode == 0, found.stdout
 
 
-def test_golden(quickstart: Path) -> None:
-    script = script_of(plan_of(quickstart))
+def test_every_script_is_of_a_shape() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == SHAPES.keys()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_golden(quickstart: Path, shape: str) -> None:
+    golden = GOLDEN / f"{shape}.sbatch"
+    script = script_of(plan_of(quickstart, *SHAPES[shape]))
     if os.environ.get("SLIME_HPC_ACCEPT"):
-        GOLDEN.write_text(script)
+        golden.write_text(script)
     difference = "".join(
         difflib.unified_diff(
-            GOLDEN.read_text().splitlines(keepends=True), script.splitlines(keepends=True), "sbatch/", "rendered now"
+            golden.read_text().splitlines(keepends=True), script.splitlines(keepends=True), "sbatch/", "rendered now"
         )
     )
     assert not difference, f"\n{difference}\nIf this is meant, accept it with\n  {ACCEPT}"
-    check_shell(GOLDEN)
+    check_shell(golden)
 
 
 def test_only_the_last_line_differs_by_who_submits(quickstart: Path) -> None:
