@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,21 +122,26 @@ def data_tables(prompts: Iterable[Mapping[str, Any]], evaluations: Iterable[Mapp
     return Group(loaded, "", answered) if answered.rows else loaded
 
 
-_ROUND_METRICS = (
-    ("reward", "rollout/raw_reward", "{:.3f}"),
-    ("lag", "rollout/weight_lag", "{:g}"),
-    ("grad norm", "train/grad_norm", "{:.2f}"),
-    ("logp diff", "train/train_rollout_logprob_abs_diff", "{:.1e}"),
-    ("rollout", "perf/rollout_time", "{:.2f}s"),
-    ("scoring", "perf/reward_time", "{:.2f}s"),
-    ("train", "perf/train_time", "{:.2f}s"),
-    ("sync", "perf/update_weights_time", "{:.2f}s"),
-    ("save", "perf/save_time", "{:.2f}s"),
+def _seconds(value: float) -> str:
+    """Three digits, so that columns stay narrow."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}s"
+
+
+_ROUND_METRICS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("reward", "rollout/raw_reward", "{:.3f}".format),
+    ("lag", "rollout/weight_lag", "{:g}".format),
+    ("grad norm", "train/grad_norm", "{:.2f}".format),
+    ("logp diff", "train/train_rollout_logprob_abs_diff", "{:.1e}".format),
+    ("rollout", "perf/rollout_time", _seconds),
+    ("scoring", "perf/reward_time", _seconds),
+    ("train", "perf/train_time", _seconds),
+    ("sync", "perf/update_weights_time", _seconds),
+    ("save", "perf/save_time", _seconds),
 )
 
 
-def _metric(row: Mapping[str, Any], name: str, form: str) -> str:
-    return "-" if row.get(name) is None else form.format(row[name])
+def _metric(row: Mapping[str, Any], name: str, form: Callable[[float], str]) -> str:
+    return "-" if row.get(name) is None else form(row[name])
 
 
 def _attempts_table(attempts: Iterable[AttemptStatus]) -> Table:

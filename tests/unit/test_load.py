@@ -52,6 +52,12 @@ def test_anchors() -> None:
     assert parse_yaml("a: &x [1, 2]\nb: *x\n", "f").values == {"a": [1, 2], "b": [1, 2]}
 
 
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 19)
+)
+"""10¹⁹ values, were they all looked at."""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -67,6 +73,8 @@ def test_anchors() -> None:
         ("a: 1\n---\nb: 2\n", "f:2: not YAML: expected a single document"),
         ("a: \x00\n", "f: not text that YAML allows"),
         ("a: " + "[" * 5000, "f: nested too deeply"),
+        ("a: " + "[" * 30 + "]" * 30, "f:1: a.0.0: holds over 20 levels: no profile needs that"),
+        (BOMB, "holds more than 10000 values, aliases counted: no profile needs that"),
     ],
 )
 def test_bad_yaml(text: str, message: str) -> None:
@@ -111,8 +119,21 @@ def test_findings_come_all_at_once_with_their_lines(quickstart: Path) -> None:
     where = {f.path: f.where.rpartition(":")[2] for f in error.value.findings}
     assert where["num_rollouts"] == str(1 + next(i for i, line in enumerate(lines) if "num_rollouts" in line))
     assert where["trainer.nodes"] == str(1 + lines.index("  nodes: two"))
-    assert "num_rollout" in where and where["sampling.top_p"] == "--set sampling.top_p=1"
+    assert "num_rollout" not in where, "the missing key is the misspelt one, which is told once"
+    assert where["sampling.top_p"] == "--set sampling.top_p=1"
     assert "did you mean 'num_rollout'?" in str(error.value)
+
+
+def test_a_misspelt_required_key_is_told_once_and_another_missing_one_beside_it(quickstart: Path) -> None:
+    text = quickstart.read_text().replace("partition: train", "partiton: train").replace("account: dev\n", "")
+    quickstart.write_text(text.replace("time_limit: 30", "# 30"))
+    with pytest.raises(ProfileError) as error:
+        load_profile(quickstart)
+    said = {finding.path: finding.message for finding in error.value.findings}
+    assert said == {
+        "time_limit": "is missing, and has no default",
+        "trainer.partiton": "unknown key; did you mean 'partition'?",
+    }
 
 
 def test_unknown_keys_do_not_hide_the_cross_checks(quickstart: Path, refused: Refused) -> None:

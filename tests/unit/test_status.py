@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,14 @@ import pytest
 
 from slime_hpc.cli.cancel import cancel_run
 from slime_hpc.errors import ClusterError, UserError
-from slime_hpc.records import append_jsonl, write_json
+from slime_hpc.plan import one_host_plan
+from slime_hpc.records import append_jsonl, read_json, write_json
 from slime_hpc.resume import resume_run
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.spec.load import Profile
 from slime_hpc.status import STALLED_AFTER_S, StatusReport, join_status, load_status, query_job, read_records
-from slime_hpc.submit import submit_run
+from slime_hpc.submit import begin_local_run, submit_run
 from slime_hpc.testing import FakeSlurm
 from slime_hpc.types import JobId
 
@@ -142,6 +145,63 @@ def test_ended_without_a_record(
     report = load_status(run, slurm)
     assert (report.state, report.verdict, report.attempts[0].cause) == ("ended", verdict, cause)
     assert report.why.startswith(f"Slurm says {state}; the supervisor left no record of its end")
+
+
+def test_the_output_of_a_job_that_never_had_a_supervisor_is_quoted(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "FAILED")
+    assert f"Slurm's output {run.slurm_output('1')} is not there" in load_status(run, slurm).why
+    run.slurm_output("1").write_text("".join(f"line {i}\n" for i in range(9)) + "python: command not found\n")
+    why = load_status(run, slurm).why
+    assert why.endswith(
+        f"the end of {run.slurm_output('1')}:\n  line 4\n"
+        + "".join(f"  line {i}\n" for i in range(5, 9))
+        + "  python: command not found"
+    )
+    slurm.jobs[1].forgotten = True
+    slurm.has_accounting = False
+    assert load_status(run, slurm).why.endswith("python: command not found")
+
+
+@pytest.fixture
+def local(profile: Profile) -> RunDir:
+    """As `slime-hpc run` in this very process begins it."""
+    begin_local_run(profile, one_host_plan(profile, 2))
+    return RunDir(profile.spec.run_dir)
+
+
+def change_record(run: RunDir, **fields: Any) -> None:
+    write_json(run.submit, {**read_json(run.submit), **fields})
+
+
+def test_a_run_without_slurm(local: RunDir) -> None:
+    report = load_status(local, DeafSlurm())
+    assert (report.state, report.verdict, report.attempts[0].job_id) == ("running", "ok", None)
+    assert "its driver has not reported yet" in report.why
+    end(local, "finished")
+    assert load_status(local, DeafSlurm()).verdict == "finished"
+
+
+def test_a_run_without_slurm_whose_process_is_gone(local: RunDir) -> None:
+    change_record(local, process_started=1.0)
+    report = load_status(local, DeafSlurm())
+    assert (report.state, report.verdict) == ("ended", "unknown")
+    assert report.why == f"process {os.getpid()} on {os.uname().nodename} is gone, and left no record of its end"
+    assert cancel_run(read_records(local), DeafSlurm()) == (None, False)
+
+
+def test_a_run_without_slurm_on_another_host(local: RunDir) -> None:
+    change_record(local, host="elsewhere")
+    assert "only elsewhere, where `slime-hpc run` was started, can tell" in load_status(local, DeafSlurm()).why
+    with pytest.raises(UserError, match=r"on elsewhere cannot be ended from here"):
+        cancel_run(read_records(local), DeafSlurm())
+
+
+def test_cancel_of_a_run_without_slurm(local: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    assert cancel_run(read_records(local), DeafSlurm()) == (None, True)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    assert local.attempt(1).cancel_marker.exists()
 
 
 def test_gone_from_slurm_without_accounting(profile: Profile) -> None:
