@@ -21,14 +21,15 @@ def run(ctx: typer.Context, profile: ProfileArgument, set_: SetOption = None) ->
     from slime_hpc.supervisor.launch import LocalLauncher
     from slime_hpc.supervisor.main import run_attempt
     from slime_hpc.supervisor.signals import SignalInbox
-    from slime_hpc.supervisor.sweep import end_descendants
+    from slime_hpc.supervisor.sweep import adopt_orphans, end_descendants
     from slime_hpc.watch import choose_screen, watch_beside
 
     loaded = load(profile, set_, ctx.args)
     loaded.require_none(check_one_host(loaded.spec, loaded.cluster))
     plan = one_host_plan(loaded, len(os.sched_getaffinity(0)))
-    inbox = SignalInbox.install()
     begin_local_run(loaded, plan)
+    inbox = SignalInbox.install()
+    adopt_orphans()
     directory = RunDir(plan.run_dir)
     with watch_beside(directory, choose_screen()):
         try:

@@ -17,7 +17,6 @@ from slime_hpc.slurm.steps import Step
 from slime_hpc.supervisor.address import ONE_HOST, node_name
 from slime_hpc.supervisor.cause import Cause, Ending
 from slime_hpc.supervisor.raylet import LOOPBACK_ENV, die_with_parent
-from slime_hpc.supervisor.sweep import adopt_orphans
 from slime_hpc.types import Role
 
 
@@ -60,14 +59,13 @@ class SlurmLauncher:
 
 
 class LocalLauncher:
-    """Children of this process, on loopback; orphans among their descendants become children, too."""
+    """Children of this process, on loopback. Who makes one ends its descendants afterwards (``sweep``)."""
 
     agents = ((Role.TRAINER, Role.ROLLOUT),)
 
     def __init__(self, plan: JobPlan) -> None:
         self.allocation = Allocation.of_one_host(node_name(), len(plan.components))
         self._plan = plan
-        adopt_orphans()
 
     def start_step(self, step: Step) -> subprocess.Popen[bytes]:
         with open(step.output, "ab") as output:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -361,3 +363,25 @@ def test_missing_and_unknown_tensors_are_refused(tiny_model: Path, tmp_path: Pat
     )
     with pytest.raises(UserError, match=r"holds visual\.weight"):
         HfWeights(tmp_path).require_exactly(names, tied=False)
+
+
+def test_one_process_exports_what_two_ranks_saved(
+    start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path
+) -> None:
+    trainer = start_trainer(tiny_model, 2, lr=LR, tensor_model_parallel_size=2)
+    trainer(on_rank.train, make_batch(4))
+    trainer(on_rank.save, tmp_path / "checkpoint")
+    trainer(on_rank.export, tmp_path / "model")
+    plan = on_rank.trainer_plan(tmp_path, tiny_model, tensor_model_parallel_size=2)
+    code = (
+        "import sys; from pathlib import Path; from slime_hpc.plan import JobPlan\n"
+        "from slime_hpc.trainer.export import export_checkpoint\n"
+        "checkpoint, directory = map(Path, sys.argv[1:])\n"
+        "export_checkpoint(JobPlan.model_validate_json(sys.stdin.read()), checkpoint, directory, {'round': 0})"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "checkpoint"), str(tmp_path / "alone")]
+    subprocess.run(command, input=plan.model_dump_json(), text=True, check=True, timeout=120)
+    files = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {path.name for path in (tmp_path / "alone").iterdir()} == files | {"slime_hpc_export.json"}
+    for name in files:
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "model" / name).read_bytes(), name

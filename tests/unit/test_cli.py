@@ -14,7 +14,7 @@ import pytest
 
 from slime_hpc import __version__
 from slime_hpc.cli import main
-from slime_hpc.display import plan_report, print_report, status_report
+from slime_hpc.display import data_tables, plan_report, print_report, run_report, status_report
 from slime_hpc.plan import JobPlan, new_plan
 from slime_hpc.records import append_jsonl, write_json
 from slime_hpc.run_dir import RunDir
@@ -74,7 +74,7 @@ def test_help_imports_nothing_heavy() -> None:
         "finally: print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
     assert done.returncode == 0
-    names = ("plan", "render", "submit", "status", "logs", "cancel", "devcluster")
+    names = ("plan", "render", "submit", "run", "export", "status", "logs", "cancel", "devcluster")
     assert all(name in done.stdout for name in names)
     assert not HEAVY & set(json.loads(done.stderr.replace("'", '"')))
 
@@ -204,6 +204,39 @@ def test_a_bug_has_no_traceback_unless_asked(cli: Cli, quickstart: Path, monkeyp
         main(["plan", str(quickstart)])
 
 
+def test_run_says_what_one_host_cannot_give(cli: Cli, quickstart: Path, tmp_path: Path) -> None:
+    code, out, err = cli("run", quickstart, "--set", f"run_dir={tmp_path}/run", "--set", "rollout.nodes=2")
+    assert (code, out) == (2, "")
+    assert "rollout.nodes: is 2, but `slime-hpc run` has this host only" in err
+    assert not (tmp_path / "run").exists()
+
+
+def test_run_takes_no_directory_twice(cli: Cli, run: RunDir, quickstart: Path) -> None:
+    code, _, err = cli("run", quickstart, "--set", f"run_dir={run.path}")
+    assert code == 2 and "is in use by job 1" in err
+
+
+def test_export_passes_on_what_the_engines_python_says(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["export", str(run.path)])
+    assert exit_.value.code == 2
+    assert capfd.readouterr().err == (
+        f"error: {run.path} has no complete checkpoint yet; `slime-hpc status` tells how far the run is\n"
+    )
+
+
+def test_paths_are_never_broken(
+    profile: Profile, run: RunDir, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    model, curve = (Path("/scratch") / ("directory" * 9) / name for name in ("model", "reward curve.png"))
+    print_report(run_report(load_status(run, slurm), [], data_tables([], []), curve, model))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [f"reward curve   {curve}", f"trained model  {model}"]
+    print_report(plan_report(new_plan(profile)))
+    assert f"run_dir    {profile.spec.run_dir}" in capsys.readouterr().out
+
+
 def test_reports_fit_80_columns(
     profile: Profile, run: RunDir, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,4 +251,4 @@ def test_reports_fit_80_columns(
     assert "50 of 50 rounds trained, reward 0.938" in out
     assert "finished  quickstart: all 50 rounds are trained" in out
     assert "finished       1.00" in out.splitlines()[-1]
-    assert max(map(len, out.splitlines())) <= 80
+    assert max(len(line) for line in out.splitlines() if not line.startswith("run_dir")) <= 80
