@@ -173,16 +173,16 @@ class Watcher:
         rows = []
         for path in (self._run.metrics, *self._run.all_events()):
             rows += self._tails.setdefault(path, Tail(path)).rows()
-        return sorted(rows, key=lambda row: float(row["time"]))
+        return sorted(rows, key=lambda row: float(row.get("time") or 0))
 
     def _line(self, row: Row) -> str | None:
         if "event" in row:
             text = event_text(row)
             return None if text is None else stamped(row["time"], text)
-        done = [r for r in self._rounds if r["time"] <= row["time"]]
+        done = [r for r in self._rounds if r["round"] <= row["round"]]
         left = remaining_s(done, self._num_rollout)
         eta = "" if left is None else f"  left {format_time(round(left))}"
-        return stamped(row["time"], round_line(row, self._num_rollout) + eta)
+        return stamped(row.get("time") or 0, round_line(row, self._num_rollout) + eta)
 
     def _headline(self) -> str:
         parts = [self._name]

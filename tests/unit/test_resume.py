@@ -11,12 +11,14 @@ import xxhash
 from slime_hpc.checkpoint import Manifest, commit
 from slime_hpc.driver.start import find_start, first_round
 from slime_hpc.errors import ClusterError, ProfileError, UserError
-from slime_hpc.plan import JobPlan
+from slime_hpc.plan import JobPlan, one_host_plan
 from slime_hpc.records import EventLog, append_jsonl, read_json, read_jsonl, surviving_rounds, write_json
 from slime_hpc.resume import resume_run
 from slime_hpc.run_dir import RunDir
+from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.spec.load import Profile
-from slime_hpc.submit import submit_run
+from slime_hpc.submit import begin_local_run, submit_run
+from slime_hpc.supervisor.attempts import close_predecessors, own_attempt
 from slime_hpc.testing import FakeSlurm
 from slime_hpc.types import JobId, ShardReport
 
@@ -99,6 +101,26 @@ def test_a_run_has_one_job_at_a_time(run: RunDir, slurm: FakeSlurm, state: str) 
     with pytest.raises(UserError, match=rf"job 1\+0 of this run is {state}"):
         resume_run(run, slurm, supervise)
     assert len(slurm.jobs) == 1
+
+
+def test_a_run_begun_without_slurm_goes_on_as_a_job_once_its_process_is_gone(
+    profile: Profile, slurm: FakeSlurm
+) -> None:
+    begin_local_run(profile, one_host_plan(profile, 2))
+    run = RunDir(profile.spec.run_dir)
+    own_attempt(run, 1, Allocation.of_one_host("here", 2))
+    with pytest.raises(UserError, match="still trains this run"):
+        resume_run(run, slurm, supervise)
+    record = read_json(run.submit)
+    write_json(run.submit, {**record, "host": "elsewhere"})
+    with pytest.raises(UserError, match="only host elsewhere"):
+        resume_run(run, slurm, supervise)
+    write_json(run.submit, {**record, "process_started": 1.0})
+    resumed = resume_run(run, slurm, supervise)
+    assert (resumed.attempt, resumed.job_id) == (2, "1")
+    own_attempt(run, 2, Allocation(JobId(1), (), 0))
+    close_predecessors(run, 2)
+    assert "`slime-hpc run` on" in read_json(run.attempt(1).ended)["detail"]
 
 
 def test_a_job_whose_id_was_never_recorded_counts(run: RunDir, slurm: FakeSlurm) -> None:
