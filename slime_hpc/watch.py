@@ -37,14 +37,23 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class News:
+    """One thing that has happened."""
+
+    line: str
+    is_round: bool
+    """A trained round, whose metrics a table may show instead."""
+
+
+@dataclass(frozen=True)
 class View:
     """What there is to show at one moment."""
 
     headline: str
     waiting: str
     """Why nothing goes on, if so: the queue's reason, a driver that is silent."""
-    news: Sequence[str]
-    """Lines that were not in an earlier view."""
+    news: Sequence[News]
+    """What was not in an earlier view."""
     rounds: Sequence[Row]
     """The last ones' metrics, oldest first."""
 
@@ -65,8 +74,8 @@ class PlainScreen:
         if view.waiting not in ("", self._waiting):
             print(stamped(time.time(), view.waiting), flush=True)
         self._waiting = view.waiting
-        for line in view.news:
-            print(line, flush=True)
+        for news in view.news:
+            print(news.line, flush=True)
 
     def __enter__(self) -> PlainScreen:
         return self
@@ -83,7 +92,7 @@ class LiveScreen:
         self._lines: collections.deque[str] = collections.deque(maxlen=LIVE_LINES)
 
     def show(self, view: View) -> None:
-        self._lines.extend(line for line in view.news if " round " not in line[:17])
+        self._lines.extend(news.line for news in view.news if not news.is_round)
         lines: list[RenderableType] = [Text(line, overflow="ellipsis", no_wrap=True) for line in self._lines]
         headline = Text(view.headline, style="bold")
         if view.waiting:
@@ -162,11 +171,11 @@ class Watcher:
         """Show how it stands now; whether there was news."""
         rows = self._new_rows()
         self._rounds.extend(row for row in rows if "event" not in row)
-        lines = [line for row in rows if (line := self._line(row)) is not None]
+        news = [item for row in rows if (item := self._news(row)) is not None]
         if self._is_first_look:
-            lines = lines[-BACKLOG:]
+            news = news[-BACKLOG:]
         self._is_first_look = False
-        self._screen.show(View(self._headline(), waiting, lines, list(self._rounds)[-BACKLOG:]))
+        self._screen.show(View(self._headline(), waiting, news, list(self._rounds)[-BACKLOG:]))
         return bool(rows)
 
     def _new_rows(self) -> list[Row]:
@@ -175,14 +184,15 @@ class Watcher:
             rows += self._tails.setdefault(path, Tail(path)).rows()
         return sorted(rows, key=lambda row: float(row.get("time") or 0))
 
-    def _line(self, row: Row) -> str | None:
+    def _news(self, row: Row) -> News | None:
         if "event" in row:
             text = event_text(row)
-            return None if text is None else stamped(row["time"], text)
+            return None if text is None else News(stamped(row["time"], text), is_round=False)
         done = [r for r in self._rounds if r["round"] <= row["round"]]
         left = remaining_s(done, self._num_rollout)
         eta = "" if left is None else f"  left {format_time(round(left))}"
-        return stamped(row.get("time") or 0, round_line(row, self._num_rollout) + eta)
+        line = stamped(row.get("time") or 0, round_line(row, self._num_rollout) + eta)
+        return News(line, is_round=True)
 
     def _headline(self) -> str:
         parts = [self._name]

@@ -16,7 +16,7 @@ from slime_hpc.spec.load import Profile
 from slime_hpc.submit import submit_run
 from slime_hpc.testing import FakeSlurm
 from slime_hpc.types import JobId
-from slime_hpc.watch import LiveScreen, PlainScreen, Tail, View, Watcher, event_text, remaining_s, watch
+from slime_hpc.watch import LiveScreen, News, PlainScreen, Tail, View, Watcher, event_text, remaining_s, watch
 
 JOB = JobId(1)
 
@@ -130,8 +130,9 @@ def test_live_view_fits_80_columns() -> None:
     row = {"round": 12345, "rollout/raw_reward": 0.5, "rollout/weight_lag": 1.5, "train/grad_norm": 10.25}
     row |= {f"perf/{name}_time": 123.45 for name in ("rollout", "reward", "train", "update_weights", "save")}
     row |= {"train/train_rollout_logprob_abs_diff": 3e-7}
+    news = [News("[00:00:00] engine 0 is healthy", is_round=False), News("round 12345 …", is_round=True)]
     with LiveScreen(console) as screen:
-        screen.show(View("quickstart  round 3 of 0-49: train", "", ["[00:00:00] engine 0 is healthy"], [row]))
+        screen.show(View("quickstart  round 3 of 0-49: train", "", news, [row]))
     text = console.export_text()
     assert "engine 0 is healthy" in text and "quickstart  round 3 of 0-49: train" in text
     assert all(word in text for word in ("12345", "0.500", "1.5", "10.25", "3.0e-07", "123s"))
