@@ -1,0 +1,1 @@
+"""What slime-hpc costs, as ratios to doing the same without it: see README.md."""
