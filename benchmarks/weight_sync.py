@@ -148,7 +148,12 @@ def trainer(rank: TrainerRank) -> Iterator[LocalTrainer]:
 
 
 def measure(
-    source: LocalTrainer, client: EngineClient, runner: asyncio.Runner, metas: Sequence[TensorMeta], bucket: int
+    source: LocalTrainer,
+    client: EngineClient,
+    runner: asyncio.Runner,
+    metas: Sequence[TensorMeta],
+    bucket: int,
+    receiver: Receiver,
 ) -> Pairs:
     """The same bytes both ways."""
     channel = WeightChannel(
@@ -160,13 +165,10 @@ def measure(
         backend="gloo",
         deadline_s=DEADLINE_S,
     )
-    publisher, receiver = Publisher(channel, runner), Receiver(sum(map(num_bytes, metas)))
-    try:
-        name = f"buckets of {bucket // MIB} MiB: weight sync; plain broadcast"
-        return alternate(name, "s", publisher, receiver)
-    finally:
-        receiver.close()
-        publisher.close()
+    publisher = Publisher(channel, runner)
+    pairs = alternate(f"buckets of {bucket // MIB} MiB: weight sync; plain broadcast", "s", publisher, receiver)
+    publisher.close()
+    return pairs
 
 
 def main() -> None:
@@ -183,9 +185,11 @@ def main() -> None:
             metas = rank.weight_metas()
             print(f"{sum(map(num_bytes, metas)) / 1e6:.0f} MB in {len(metas)} tensors", flush=True)
             client = runner.run(engine.client().__aenter__())
-            rows = [measure(source, client, runner, metas, mib * MIB) for mib in arguments.bucket_mib]
+            receiver = Receiver(sum(map(num_bytes, metas)))
+            for mib in arguments.bucket_mib:
+                print(table([measure(source, client, runner, metas, mib * MIB, receiver)]), flush=True)
+            receiver.close()
             runner.run(client.__aexit__(None, None, None))
-    print(table(rows))
 
 
 if __name__ == "__main__":
