@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -9,6 +10,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+TAIL_BYTES = 64 * 1024
+"""Read at a time from a file's end: more than any row of metrics."""
 
 
 def write_text_atomic(path: Path, text: str, mode: int = 0o644) -> None:
@@ -69,6 +73,25 @@ def surviving_rounds(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
             kept.pop()
         kept.append(row)
     return kept
+
+
+def last_jsonl_row(path: Path) -> dict[str, Any] | None:
+    """The last whole row; None where there is none. Reads from the end, since a long run's file is large."""
+    if not path.exists():
+        return None
+    with open(path, "rb") as file:
+        start = file.seek(0, os.SEEK_END)
+        tail = b""
+        while start > 0:
+            size = min(start, TAIL_BYTES)
+            start = file.seek(start - size)
+            tail = file.read(size) + tail
+            lines = tail.splitlines()
+            for line in reversed(lines if start == 0 else lines[1:]):  # the first may lack its beginning
+                with contextlib.suppress(ValueError):  # torn, as in read_jsonl
+                    row: dict[str, Any] = json.loads(line)
+                    return row
+    return None
 
 
 def _last_byte(path: Path) -> bytes:

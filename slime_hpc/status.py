@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.processes import is_running
-from slime_hpc.records import read_json, read_jsonl
+from slime_hpc.records import last_jsonl_row, read_json, read_jsonl
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
 from slime_hpc.slurm.parse import AccountingRow, QueueRow
@@ -139,7 +139,6 @@ def read_records(run: RunDir) -> Records:
     if not plans:
         hint = "; is the run's directory meant? The profile names it as run_dir" if run.path.is_file() else ""
         raise UserError(f"{run.path} is not a run directory: it has no attempts/0001/plan.json{hint}")
-    rows = list(read_jsonl(run.metrics))
     return Records(
         run=run,
         plans=plans,
@@ -147,7 +146,7 @@ def read_records(run: RunDir) -> Records:
         owners={a.number: read_json(a.owner) for a in run.all_attempts() if a.owner.exists()},
         ended={a.number: read_json(a.ended) for a in run.all_attempts() if a.ended.exists()},
         heartbeat=read_json(run.heartbeat) if run.heartbeat.exists() else None,
-        last_round=rows[-1] if rows else None,
+        last_round=last_jsonl_row(run.metrics),
     )
 
 

@@ -28,6 +28,10 @@ LOOPBACK_ENV = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _SLURMS = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|PMI|PMIX|SUBMITIT)_?")
 
 
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads that wait for each other spin otherwise, and where others want their cores a copy of 500 MB takes seconds."""
+
+
 @dataclass(frozen=True)
 class RayletConfig:
     """What one node brings to the Ray of an attempt."""
@@ -88,6 +92,7 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",  # Ray's own 15 would let everything else on the node go before trainer and engine
         "OMP_NUM_THREADS": str(_threads_per_process(config)),
+        **WAITING,
         "TOKENIZERS_PARALLELISM": "false",
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(config.temp_dir / "inductor"),

@@ -163,6 +163,8 @@ def gather_weights(
 
 
 def _gather(cut: Tensor, dim: int, group: torch.distributed.ProcessGroup) -> Tensor:
+    if group.size() == 1:
+        return cut  # not a copy of all the weights
     cuts = [torch.empty_like(cut, memory_format=torch.contiguous_format) for _ in range(group.size())]
     torch.distributed.all_gather(cuts, cut.contiguous(), group=group)
     return torch.cat(cuts, dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
 
@@ -13,6 +14,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from slime_hpc.errors import ClusterError
+
+MAX_IN_FLIGHT = 8
+"""Tensors being sent at once; each keeps its gathered copy."""
 
 
 class WeightSender:
@@ -58,17 +62,15 @@ class WeightSender:
         self._group = group
 
     def broadcast(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send the tensors in order. ClusterError as soon as a member is gone, or after the timeout."""
+        """Send the tensors in order, while the next ones are gathered.
+
+        ClusterError as soon as a member is gone, or after the timeout.
+        """
         if self._group is None:
             raise RuntimeError("broadcast without join; torch would take None for the trainer's own group")
-        name = problem = ""
-        try:
-            for name, tensor in tensors:  # noqa: B007 - named in the error below
-                dist.broadcast(tensor.detach().contiguous(), group=self._group, group_src=0)
-        except RuntimeError as error:
-            problem = str(error)  # the text only: the traceback's frames hold the group, and close could not free it
+        problem = _send(tensors, self._group)
         if problem:
-            raise ClusterError(f"sending {name} to the engines failed: {problem}")
+            raise ClusterError(f"sending {problem}")
 
     def close(self) -> None:
         """Leave the group. Engines still waiting in it get an error instead of waiting forever.
@@ -81,3 +83,23 @@ class WeightSender:
             dist.destroy_process_group(group)
         del group
         gc.collect()
+
+
+def _send(tensors: Iterable[tuple[str, torch.Tensor]], group: dist.ProcessGroup) -> str:
+    """What failed, or nothing. As text: an error's frames hold the group, so that ``close`` could not free it."""
+    in_flight: deque[tuple[str, dist.Work]] = deque()
+    oldest = "the first weights"
+    try:
+        for name, tensor in tensors:
+            if len(in_flight) == MAX_IN_FLIGHT:
+                oldest, work = in_flight.popleft()
+                work.wait()
+            work = dist.broadcast(tensor.detach().contiguous(), group=group, group_src=0, async_op=True)
+            assert work is not None
+            in_flight.append((name, work))
+        while in_flight:
+            oldest, work = in_flight.popleft()
+            work.wait()
+    except RuntimeError as error:
+        return f"{oldest} to the engines failed: {error}"
+    return ""
