@@ -15,8 +15,9 @@ from serving import HOST, make_plan
 
 from slime_hpc.device import get_device
 from slime_hpc.plan import JobPlan
+from slime_hpc.trainer.hf_weights import gather_weights
 from slime_hpc.trainer.ranks import TrainerRank
-from slime_hpc.types import ShardReport, TrainBatch
+from slime_hpc.types import LoadedState, ShardReport, TrainBatch
 
 ANSWER_DEADLINE_S = 120.0
 Weights = dict[str, np.ndarray[Any, Any]]
@@ -132,9 +133,29 @@ def save(rank: int, directory: Path) -> list[ShardReport]:
     return Held.trainer.save(directory)
 
 
-def load(rank: int, directory: Path) -> int:
-    Held.trainer.load(directory)
-    return Held.trainer.step
+def load(rank: int, directory: Path) -> LoadedState:
+    loaded = Held.trainer.load(directory)
+    assert loaded.step == Held.trainer.step
+    return loaded
+
+
+def moments(rank: int) -> Weights:
+    """Adam's, whole, by their kind and the HF name of their parameter."""
+    from megatron.core import parallel_state
+
+    trainer = Held.trainer
+    group = parallel_state.get_tensor_model_parallel_group()
+    found: Weights = {}
+    for kind in ("exp_avg", "exp_avg_sq"):
+        with torch.no_grad():
+            kept = {name: p.detach().clone() for name, p in trainer._model.named_parameters()}
+            for p in trainer._model.parameters():
+                p.copy_(trainer._optimizer.optimizer.state[p][kind])
+            whole = gather_weights(trainer._model, trainer._layouts, group)
+            found |= {f"{kind} {name}": tensor.numpy().copy() for name, tensor in whole}
+            for name, p in trainer._model.named_parameters():
+                p.copy_(kept[name])
+    return found
 
 
 def draw(rank: int) -> list[float]:
@@ -157,6 +178,10 @@ def optimizer_settings(rank: int) -> dict[str, Any]:
         **{name: getattr(config, name) for name in names},
         "tensor_model_parallel_size": Held.trainer._model.config.tensor_model_parallel_size,
     }
+
+
+def hyperparameters(rank: int) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in Held.trainer._optimizer.param_groups]
 
 
 def configs(rank: int) -> dict[str, dict[str, Any]]:
