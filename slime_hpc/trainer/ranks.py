@@ -114,8 +114,9 @@ class TrainerRank:
         return save_state(directory, self._model, self._optimizer, self.step)
 
     def load(self, directory: Path) -> LoadedState:
-        """Go on where ``save`` was called, exactly; other numbers of ranks differ in the order of summation. Collective.
+        """Go on exactly where ``save`` was called. Collective.
 
+        Other numbers of ranks go on from the same numbers too, and then sum up in another order.
         ClusterError if files are missing or unreadable.
         """
         from slime_hpc.trainer.state import load_state
@@ -173,9 +174,9 @@ class TrainerRank:
         self._layouts = model_layouts(self._model.config, tied=config.tie_word_embeddings)
         tp_rank = parallel_state.get_tensor_model_parallel_rank()
         load_weights(self._model, self._layouts, HfWeights(checkpoint), tp_rank, self._tensor_parallel)
-        self._ddp = DistributedDataParallel(
-            self._model.config, DistributedDataParallelConfig(**self._megatron.ddp), self._model
-        )
+        distributed = self._megatron.optimizer.get("use_distributed_optimizer", False)
+        ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=distributed, **self._megatron.ddp)
+        self._ddp = DistributedDataParallel(self._model.config, ddp_config, self._model)
         self._optimizer = self._build_optimizer()
         self._scheduler = build_scheduler(self._optimizer, self._spec)
 

@@ -35,6 +35,12 @@ State = dict[str, Any]
 MAX_SEED = 1 << 31
 """megatron-core adds a few thousand to a seed, and torch takes 64 bits."""
 
+DISTRIBUTED_OPTIMIZER = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+}
+"""The form that loads in another layout; the memory-efficient one is gathered by gloo."""
+
 RANK0_FILES = ("common.pt", "metadata.json")
 """What megatron-core writes beside the shards, on rank 0."""
 
@@ -132,7 +138,7 @@ def _sharded_state(model: GPTModel, optimizer: MegatronOptimizer, *, is_loading:
     weights = model.sharded_state_dict(prefix="")
     return {
         "model": weights,
-        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading),
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=DISTRIBUTED_OPTIMIZER),
     }
 
 

@@ -70,8 +70,15 @@ def start_trainer(pool: on_rank.Pool, tmp_path: Path) -> Iterator[StartTrainer]:
         started.pop()(on_rank.shutdown)
 
 
-LAYOUTS = {"tp1": (1, 1), "tp2": (2, 2), "dp2": (2, 1)}
-"""World size and tensor-parallel size."""
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp1": (1, {}),
+    "tp2": (2, {"tensor_model_parallel_size": 2}),
+    "sp2": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp2": (2, {}),
+    "zero1": (1, {"use_distributed_optimizer": True}),
+    "zero2": (2, {"use_distributed_optimizer": True}),
+}
+"""World size and Megatron arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +118,8 @@ def load_hf(path: Path) -> Any:
 def test_model_is_the_one_transformers_loads(
     start_trainer: StartTrainer, models: dict[str, Path], model: str, layout: str
 ) -> None:
-    world_size, tp = LAYOUTS[layout]
-    trainer = start_trainer(models[model], world_size, tensor_model_parallel_size=tp)
+    world_size, parallel = LAYOUTS[layout]
+    trainer = start_trainer(models[model], world_size, **parallel)
     reference = load_hf(models[model])
     with torch.no_grad():
         expected = reference(torch.tensor(TOKENS)).logits.numpy()
@@ -190,19 +197,13 @@ class PlainTrainer:
         }
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_step_is_the_one_a_plain_torch_trainer_makes(
     start_trainer: StartTrainer, tiny_model: Path, layout: str
 ) -> None:
-    world_size, tp = LAYOUTS[layout]
+    world_size, parallel = LAYOUTS[layout]
     trainer = start_trainer(
-        tiny_model,
-        world_size,
-        temperature=TEMPERATURE,
-        lr=LR,
-        max_tokens=40,
-        tensor_model_parallel_size=tp,
-        **SETTINGS,
+        tiny_model, world_size, temperature=TEMPERATURE, lr=LR, max_tokens=40, **parallel, **SETTINGS
     )
     plain = PlainTrainer(tiny_model)
     # The first two are cut into micro-batches; the third leaves a data-parallel rank without samples.
@@ -214,6 +215,27 @@ def test_step_is_the_one_a_plain_torch_trainer_makes(
     updated = trainer(on_rank.weights)[0]
     for name, parameter in plain.model.named_parameters():
         np.testing.assert_allclose(updated[name], parameter.detach().numpy(), atol=1e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2"])
+def test_packed_samples_give_what_padded_ones_give(start_trainer: StartTrainer, tiny_model: Path, layout: str) -> None:
+    world_size, parallel = LAYOUTS[layout]
+    trainer = start_trainer(tiny_model, world_size, **parallel)
+    sequences = make_batch(6).tokens
+    for packed, padded in trainer(on_rank.packed_and_padded, sequences):
+        assert packed.keys() == padded.keys()
+        for name, value in padded.items():
+            assert np.abs(value).max() > 1e-4
+            np.testing.assert_allclose(packed[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+def test_checkpoint_of_another_optimizer_is_refused(
+    start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path
+) -> None:
+    save_a_step(start_trainer(tiny_model, 1), tmp_path / "checkpoint")
+    other = start_trainer(tiny_model, 1, use_distributed_optimizer=True)
+    with pytest.raises(AssertionError, match=r"UserError: the checkpoint is of a FP32Optimizer.*use_distributed_opt"):
+        other(on_rank.load, tmp_path / "checkpoint")
 
 
 def test_batch_without_any_response_token_changes_no_gradient_and_gives_no_nan(
@@ -264,18 +286,22 @@ def test_the_learning_rate_follows_its_schedule_also_after_loading(
     assert rates == pytest.approx([LR * share for share in expected])
 
 
-def test_grad_norm_is_logged_when_nothing_is_clipped(start_trainer: StartTrainer, tiny_model: Path) -> None:
-    unclipped = start_trainer(tiny_model, 1, clip_grad=0.0)(on_rank.train, make_batch(5))[0]
+@pytest.mark.parametrize("layout", ["tp1", "zero1"])
+def test_grad_norm_is_logged_when_nothing_is_clipped(
+    start_trainer: StartTrainer, tiny_model: Path, layout: str
+) -> None:
+    world_size, parallel = LAYOUTS[layout]
+    unclipped = start_trainer(tiny_model, world_size, clip_grad=0.0, **parallel)(on_rank.train, make_batch(5))[0]
     clipped = start_trainer(tiny_model, 1, clip_grad=0.5)(on_rank.train, make_batch(5))[0]
     assert unclipped["train/grad_norm"] == pytest.approx(clipped["train/grad_norm"])
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2", "zero2"])
 def test_loaded_trainer_goes_on_bit_for_bit(
     start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path, layout: str
 ) -> None:
-    world_size, tp = LAYOUTS[layout]
-    settings = {"lr": LR, "tensor_model_parallel_size": tp}
+    world_size, parallel = LAYOUTS[layout]
+    settings = {"lr": LR, **parallel}
     run = RunDir(tmp_path / "run")
     run.attempt(1).path.mkdir(parents=True)
 
@@ -307,17 +333,24 @@ def test_loaded_trainer_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("saving", "loading"), [("tp1", "tp2"), ("tp2", "tp1"), ("tp1", "dp2"), ("dp2", "tp1"), ("dp2", "tp2")]
+    ("saving", "loading"),
+    [
+        ("tp1", "tp2"),
+        ("tp2", "tp1"),
+        ("tp1", "dp2"),
+        ("dp2", "tp1"),
+        ("dp2", "sp2"),
+        ("zero2", "zero1"),
+        ("zero1", "zero2"),
+    ],
 )
 def test_checkpoint_goes_on_in_another_layout(
     start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path, saving: str, loading: str
 ) -> None:
     def start(layout: str, lr: float) -> Trainer:
-        world_size, tp = LAYOUTS[layout]
+        world_size, parallel = LAYOUTS[layout]
         schedule = {"lr_decay_style": "linear", **WARM_UP_3_OF_10}
-        return start_trainer(
-            tiny_model, world_size, lr=lr, schedule=schedule, tensor_model_parallel_size=tp, **SETTINGS
-        )
+        return start_trainer(tiny_model, world_size, lr=lr, schedule=schedule, **parallel, **SETTINGS)
 
     def state(trainer: Trainer) -> on_rank.Weights:
         return trainer(on_rank.weights)[0] | trainer(on_rank.moments)[0]
