@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.processes import is_running
-from slime_hpc.records import last_jsonl_row, read_json, read_jsonl
+from slime_hpc.records import last_jsonl_row, read_json
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
 from slime_hpc.slurm.parse import AccountingRow, QueueRow

@@ -6,7 +6,7 @@ import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 class Role(enum.StrEnum):
@@ -168,6 +168,15 @@ class ShardReport:
     name: str
     size: int
     checksum: str
+
+
+@dataclass(frozen=True)
+class LoadedState:
+    """What a trainer rank found in a checkpoint: the step it goes on from, and what became of its random numbers."""
+
+    step: int
+    rng: Literal["restored", "reseeded"]
+    """Restored where as many ranks in the same layout saved it, else drawn anew from the seed and the step."""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ _REDIRECTED = (
     "megatron.core.models.common.embeddings.rotary_pos_embedding",  # moves frequencies to current_device()
     "megatron.core.distributed.param_and_grad_buffer",  # gradient buffers on current_device()
     "megatron.core.optimizer.optimizer",  # FP32Optimizer's scale on device="cuda"
+    "megatron.core.optimizer.distrib_optimizer",  # empty moments on current_device()
     "megatron.core.optimizer.clip_grads",  # norm buffers on device="cuda"
     "megatron.core.rerun_state_machine",  # names the device when it reports a NaN
 )
@@ -78,6 +79,9 @@ def redirect_cuda() -> None:
     vars(modules["megatron.core.tensor_parallel.random"])["_set_cuda_rng_state"] = _set_rng_state
     # It asserts that every gradient's type is torch.cuda.FloatTensor.
     vars(modules["megatron.core.optimizer.optimizer"])["clip_grad_by_total_norm_fp32"] = _clip_grads
+    from slime_hpc.device.cpu_optimizer import CpuDistributedOptimizer
+
+    vars(importlib.import_module("megatron.core.optimizer"))["DistributedOptimizer"] = CpuDistributedOptimizer
     # It warns when a "CUDA" generator in use moves the CPU's: here they are one.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
 

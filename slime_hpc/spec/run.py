@@ -49,7 +49,7 @@ class Component(Strict):
 
 class Trainer(Component):
     max_tokens_per_gpu: int = Field(default=8192, ge=1)
-    """Padded tokens of one forward pass of a rank; a step is cut into as many as it needs."""
+    """Tokens of one forward pass of a rank, samples packed without padding; a step is cut into as many as it needs."""
     megatron: dict[str, Any] = Field(default_factory=dict)
     """Megatron arguments under their own names."""
 

@@ -96,13 +96,14 @@ def megatron_config(config: HfConfig, dtype: torch.dtype, settings: MegatronSett
 def build_model(config: HfConfig, dtype: torch.dtype, settings: MegatronSettings) -> GPTModel:
     """This rank's part of the model, its weights still to be loaded. Needs Megatron's parallel state."""
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    from slime_hpc.trainer.layers import block_spec
 
     require_divisible(config, settings.tensor_parallel)
     megatron = megatron_config(config, dtype, settings)
     return GPTModel(
         config=megatron,
-        transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=megatron.qk_layernorm, normalization="RMSNorm"),
+        transformer_layer_spec=block_spec(megatron),
         vocab_size=config.vocab_size,
         max_sequence_length=config.max_position_embeddings,
         share_embeddings_and_output_weights=config.tie_word_embeddings,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of samples of similar length, longest first, so that little of a rectangle is padding.
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Indices of samples whose lengths add up to at most ``max_tokens``; a longer sample stands alone.
 
-    A micro-batch padded to its longest sample has at most ``max_tokens`` tokens; a longer sample stands alone.
+    Longest first, each into the first micro-batch with room for it: at most about a fifth more of them than needed.
     """
-    by_length = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    start = 0
-    while start < len(by_length):
-        width = max(1, lengths[by_length[start]])
-        end = start + max(1, max_tokens // width)
-        yield by_length[start:end]
-        start = end
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        fits = next((b for b, free in enumerate(room) if lengths[i] <= free), None)
+        if fits is None:
+            batches.append([i])
+            room.append(max_tokens - lengths[i])
+        else:
+            batches[fits].append(i)
+            room[fits] -= lengths[i]
+    return batches

@@ -21,7 +21,7 @@ from slime_hpc.spec.passthrough import megatron_settings
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.supervisor.address import interface_of, own_address
 from slime_hpc.trainer.hf_weights import HfWeights, Layout, gather_weights, load_weights, model_layouts, weight_metas
-from slime_hpc.types import ShardReport, TensorMeta, TrainBatch
+from slime_hpc.types import LoadedState, ShardReport, TensorMeta, TrainBatch
 
 if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
@@ -116,14 +116,20 @@ class TrainerRank:
 
         return save_state(directory, self._model, self._optimizer, self.step)
 
-    def load(self, directory: Path) -> None:
-        """Go on exactly where ``save`` was called, on as many ranks. Collective."""
+    def load(self, directory: Path) -> LoadedState:
+        """Go on exactly where ``save`` was called. Collective.
+
+        Other numbers of ranks go on from the same numbers too, and then sum up in another order.
+        ClusterError if files are missing or unreadable.
+        """
         from slime_hpc.trainer.state import load_state
 
-        self.step = load_state(directory, self._model, self._optimizer)
+        loaded = load_state(directory, self._model, self._optimizer, self._spec.seed)
+        self.step = loaded.step
         # The rates follow from the step and the profile of today, so they are no part of the checkpoint.
         self._scheduler = build_scheduler(self._optimizer, self._spec)
         self._scheduler.step(increment=self.step)
+        return loaded
 
     def export_hf(self, directory: Path) -> None:
         """Write a model that transformers loads; replaces an older one. Collective; rank 0 writes.
@@ -144,7 +150,9 @@ class TrainerRank:
         self._store = None
 
     def _join(self, master_host: str, master_port: int) -> None:
-        from megatron.core import parallel_state, tensor_parallel
+        from megatron.core import parallel_state
+
+        from slime_hpc.trainer.state import seed_rng
 
         os.environ.update(self._device.network_env(interface_of(own_address(master_host))))
         if self._store is None:
@@ -155,8 +163,7 @@ class TrainerRank:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=self._tensor_parallel, distributed_timeout_minutes=TIMEOUT.seconds // 60
         )
-        torch.manual_seed(self._spec.seed)
-        tensor_parallel.model_parallel_cuda_manual_seed(self._spec.seed)
+        seed_rng(self._spec.seed)
 
     def _build(self) -> None:
         from megatron.core import parallel_state
@@ -170,9 +177,9 @@ class TrainerRank:
         self._layouts = model_layouts(self._model.config, tied=config.tie_word_embeddings)
         tp_rank = parallel_state.get_tensor_model_parallel_rank()
         load_weights(self._model, self._layouts, HfWeights(checkpoint), tp_rank, self._tensor_parallel)
-        self._ddp = DistributedDataParallel(
-            self._model.config, DistributedDataParallelConfig(**self._megatron.ddp), self._model
-        )
+        distributed = self._megatron.optimizer.get("use_distributed_optimizer", False)
+        ddp_config = DistributedDataParallelConfig(use_distributed_optimizer=distributed, **self._megatron.ddp)
+        self._ddp = DistributedDataParallel(self._model.config, ddp_config, self._model)
         self._optimizer = self._build_optimizer()
         self._scheduler = build_scheduler(self._optimizer, self._spec)
 
@@ -193,7 +200,7 @@ def build_scheduler(optimizer: MegatronOptimizer, spec: RunSpec) -> OptimizerPar
     weight_decay = optimizer.config.weight_decay
     decay_iters = algorithm.lr_decay_iters or spec.num_rollout
     for group in optimizer.param_groups:
-        group.update(max_lr=algorithm.lr, min_lr=algorithm.min_lr)  # a loaded checkpoint brings those it was saved with
+        group.update(max_lr=algorithm.lr, min_lr=algorithm.min_lr)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
-from megatron.core import dist_checkpointing, tensor_parallel
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.strategies.torch import (
     MCoreSavePlanner,
@@ -18,11 +18,13 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from slime_hpc.errors import ClusterError, SlimeHpcError, UserError
 from slime_hpc.records import fsync_dir
-from slime_hpc.types import ShardReport
+from slime_hpc.types import LoadedState, ShardReport
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -30,17 +32,33 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 
+MAX_SEED = 1 << 31
+"""megatron-core adds a few thousand to a seed, and torch takes 64 bits."""
+
+DISTRIBUTED_OPTIMIZER = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+}
+"""The form that loads in another layout; the memory-efficient one is gathered by gloo."""
+
 RANK0_FILES = ("common.pt", "metadata.json")
 """What megatron-core writes beside the shards, on rank 0."""
 
 
 def save_state(directory: Path, model: GPTModel, optimizer: MegatronOptimizer, step: int) -> list[ShardReport]:
     """Write this rank's shards and report them, on disk for good when this returns. Collective."""
+    assert step, "Adam has no moments to save before its first step"
     if torch.distributed.get_rank() == 0:
         directory.mkdir(parents=True)
     torch.distributed.barrier()
     strategy = _InProcessSave()
-    state = {**_sharded_state(model, optimizer, is_loading=False), "step": step}
+    state = {
+        **_sharded_state(model, optimizer, is_loading=False),
+        "rng": _sharded_rng(),
+        "step": step,
+        "layout": _layout(),
+        "optimizer_class": type(optimizer).__name__,
+    }
     dist_checkpointing.save(state, str(directory), sharded_strategy=strategy)
     reports = strategy.file_system.reports()
     if torch.distributed.get_rank() == 0:
@@ -49,31 +67,87 @@ def save_state(directory: Path, model: GPTModel, optimizer: MegatronOptimizer, s
     return reports
 
 
-def load_state(directory: Path, model: GPTModel, optimizer: MegatronOptimizer) -> int:
-    """Bring back what ``save_state`` saw on as many ranks, bit for bit. Returns the step. Collective."""
-    state = dist_checkpointing.load(_sharded_state(model, optimizer, is_loading=True), str(directory))
-    model.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    _set_rng_state(state["rng"])
-    step: int = state["step"]
-    return step
+def load_state(directory: Path, model: GPTModel, optimizer: MegatronOptimizer, seed: int) -> LoadedState:
+    """Bring back what ``save_state`` saw, bit for bit, whatever the layout of the ranks was. Collective.
+
+    Random states belong to a layout: another one gets new ones, which follow from ``seed`` and the step.
+    Hyperparameters of the optimizer stay as they are: the profile of today decides.
+    ClusterError if files are missing or unreadable.
+    """
+    hyperparameters = [{k: v for k, v in g.items() if k not in ("params", "step")} for g in optimizer.param_groups]
+    with _damage_named(directory):
+        saved = dist_checkpointing.load_common_state_dict(str(directory))
+        step: int = saved["step"]
+        same_layout: bool = saved["layout"] == _layout()
+        _require_class(optimizer, saved["optimizer_class"])
+        wanted = _sharded_state(model, optimizer, is_loading=True) | ({"rng": _sharded_rng()} if same_layout else {})
+        state = dist_checkpointing.load(wanted, str(directory))
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for group, own in zip(optimizer.param_groups, hyperparameters, strict=True):
+        group.update(own)
+    if same_layout:
+        _set_rng_state(state["rng"])
+    else:
+        seed_rng(xxhash.xxh32_intdigest(f"{seed} {step}".encode()) % MAX_SEED)
+    return LoadedState(step, "restored" if same_layout else "reseeded")
+
+
+def seed_rng(seed: int) -> None:
+    """Seed every generator: torch's alike on all ranks, the model-parallel one by tensor-parallel rank."""
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+@contextmanager
+def _damage_named(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except SlimeHpcError:
+        raise
+    except (Exception, CheckpointException) as error:  # many libraries read it; what they raise says what is broken
+        first = _first_failure(error)
+        reason = f"{type(first).__name__}: {first}".partition("\n")[0]
+        raise ClusterError(
+            f"checkpoint {directory} cannot be loaded: {reason}; move it away to use an older one"
+        ) from error
+
+
+def _first_failure(error: BaseException) -> BaseException:
+    """torch's exception lists each rank's with its traceback: one of them says enough."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
+def _require_class(optimizer: MegatronOptimizer, saved: str) -> None:
+    if type(optimizer).__name__ != saved:
+        raise UserError(
+            f"the checkpoint is of a {saved}, the profile asks for a {type(optimizer).__name__};"
+            " set trainer.megatron.use_distributed_optimizer to what it was"
+        )
+
+
+def _layout() -> dict[str, int]:
+    """How the ranks share model and data."""
+    return {
+        "tensor_parallel": parallel_state.get_tensor_model_parallel_world_size(),
+        "data_parallel": parallel_state.get_data_parallel_world_size(),
+    }
 
 
 def _sharded_state(model: GPTModel, optimizer: MegatronOptimizer, *, is_loading: bool) -> State:
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     weights = model.sharded_state_dict(prefix="")
     return {
         "model": weights,
-        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading),
-        "rng": ShardedObject("rng", _rng_state(), (size,), (rank,)),
+        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=DISTRIBUTED_OPTIMIZER),
     }
 
 
-def _rng_state() -> State:
-    return {
+def _sharded_rng() -> ShardedObject:
+    state = {
         "torch": torch.get_rng_state(),
         "model_parallel": tensor_parallel.get_cuda_rng_tracker().get_states(),
     }
+    return ShardedObject("rng", state, (torch.distributed.get_world_size(),), (torch.distributed.get_rank(),))
 
 
 def _set_rng_state(state: Mapping[str, Any]) -> None:

@@ -18,49 +18,69 @@ if TYPE_CHECKING:
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.models.gpt import GPTModel
     from megatron.core.optimizer import MegatronOptimizer
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.transformer import TransformerConfig
 
 
 @dataclass(frozen=True)
-class Rectangle:
-    """Samples padded to one length. Column t of all but ``tokens`` belongs to the prediction of token t+1."""
+class MicroBatch:
+    """Samples of one forward pass. Column t of the per-token values belongs to the prediction of token t+1."""
 
-    tokens: Tensor
-    """[samples, length]"""
+    sequences: list[Tensor]
+    """Prompt and response of each."""
     masks: Tensor
-    """[samples, length - 1]: 1 where a response token counts."""
+    """[samples, longest]: 1 where a response token counts."""
     rollout_log_probs: Tensor
-    """[samples, length - 1]; 0 outside the response."""
+    """[samples, longest]; 0 outside the response."""
     advantages: Tensor
     """[samples, 1]"""
 
 
-def make_rectangle(batch: TrainBatch, indices: Sequence[int]) -> Rectangle:
-    """The samples of ``indices``, padded on the right, where a causal model's other tokens cannot see it."""
-    length = max(2, *(len(batch.tokens[i]) for i in indices))
-    tokens = torch.zeros(len(indices), length, dtype=torch.long)
-    masks = torch.zeros(len(indices), length - 1)
-    log_probs = torch.zeros(len(indices), length - 1)
+def make_micro_batch(batch: TrainBatch, indices: Sequence[int]) -> MicroBatch:
+    sequences = [torch.tensor(batch.tokens[i]) for i in indices]
+    masks = torch.zeros(len(sequences), max(map(len, sequences)))
+    log_probs = torch.zeros_like(masks)
     for row, i in enumerate(indices):
         end, count = len(batch.tokens[i]), batch.response_lengths[i]
-        tokens[row, :end] = torch.tensor(batch.tokens[i])
         response = slice(end - 1 - count, end - 1)
         masks[row, response] = torch.tensor(batch.loss_masks[i], dtype=torch.float)
         log_probs[row, response] = torch.tensor(batch.rollout_log_probs[i])
-    return Rectangle(tokens, masks, log_probs, torch.tensor([[batch.advantages[i]] for i in indices]))
+    return MicroBatch(sequences, masks, log_probs, torch.tensor([[batch.advantages[i]] for i in indices]))
 
 
-def next_token_log_probs(model: GPTModel | DistributedDataParallel, tokens: Tensor, temperature: float) -> Tensor:
-    """[samples, length] → log-prob of each next token, [samples, length - 1], at the temperature it was drawn with.
+def next_token_log_probs(
+    model: GPTModel | DistributedDataParallel, sequences: Sequence[Tensor], temperature: float
+) -> Tensor:
+    """Log-prob of each next token at the temperature it was drawn with, [samples, longest].
 
-    Computed over the vocabulary's parts on the tensor-parallel ranks, without gathering the logits.
+    A sequence's last token has none: its column and those behind it mean nothing. The sequences go through the model
+    packed in one row, where none sees another. Log-probs are computed over the vocabulary's parts on the
+    tensor-parallel ranks, without gathering the logits.
     """
     from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
 
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    logits = model(tokens, positions, None)[:, :-1]
+    parts = [*sequences, *_filling(model.config, sum(map(len, sequences)))]
+    tokens = torch.cat(parts)[None]
+    positions = torch.cat([torch.arange(len(part)) for part in parts])[None]
+    logits = model(tokens, positions, None, packed_seq_params=_packed(parts))
     # Divided into a new tensor: the cross entropy works in place on what it is given.
-    losses: Tensor = vocab_parallel_cross_entropy(logits.float() / temperature, tokens[:, 1:])
-    return -losses
+    losses: Tensor = vocab_parallel_cross_entropy(logits.float() / temperature, tokens.roll(-1, dims=1))
+    each = list(torch.split(-losses[0], [len(part) for part in parts]))
+    return torch.nn.utils.rnn.pad_sequence(each[: len(sequences)], batch_first=True)
+
+
+def _filling(config: TransformerConfig, tokens: int) -> list[Tensor]:
+    """Up to one more sequence, so that sequence parallelism can share the tokens out evenly."""
+    missing = -tokens % config.tensor_model_parallel_size if config.sequence_parallel else 0
+    return [torch.zeros(missing, dtype=torch.long)] if missing else []
+
+
+def _packed(parts: Sequence[Tensor]) -> PackedSeqParams:
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    lengths = torch.tensor([0, *map(len, parts)])
+    ends, longest = lengths.cumsum(0, dtype=torch.int32), int(lengths.max())
+    return PackedSeqParams("thd", ends, ends, max_seqlen_q=longest, max_seqlen_kv=longest)
 
 
 def train_step(
@@ -74,7 +94,7 @@ def train_step(
 ) -> dict[str, float]:
     """Update the policy once with the whole batch, shared out over the data-parallel ranks. Collective.
 
-    Gradients are summed up over micro-batches of at most ``max_tokens`` padded tokens.
+    Gradients are summed up over micro-batches of at most ``max_tokens`` tokens.
     Loss and metrics are means over the batch's samples of means over a sample's tokens. Returns slime's metrics.
     """
     from megatron.core import parallel_state
@@ -87,7 +107,7 @@ def train_step(
     sums, largest_diff = torch.zeros(3), torch.zeros(())
     mine = range(dp_rank, samples, dp_size)
     for picked in micro_batches([len(batch.tokens[i]) for i in mine], max_tokens):
-        terms, diff = _loss_terms(model, make_rectangle(batch, [mine[i] for i in picked]), algorithm, temperature)
+        terms, diff = _loss_terms(model, make_micro_batch(batch, [mine[i] for i in picked]), algorithm, temperature)
         # DDP averages gradients over the ranks; the batch's mean wants their sum.
         (terms[0] * dp_size / samples).backward()
         sums += terms.detach()
@@ -102,7 +122,7 @@ def train_step(
         "train/loss": pg_loss,
         "train/pg_loss": pg_loss,
         "train/pg_clipfrac": clipfrac,
-        "train/grad_norm": float(grad_norm if grad_norm is not None else optimizer.get_grad_norm()),
+        "train/grad_norm": float(grad_norm if optimizer.config.clip_grad else optimizer.get_grad_norm()),
         "train/lr": optimizer.param_groups[0]["lr"],
         "train/train_rollout_logprob_abs_diff": diff_mean,
         "train/train_rollout_logprob_abs_diff_max": largest_diff.item(),
@@ -110,18 +130,18 @@ def train_step(
 
 
 def _loss_terms(
-    model: DistributedDataParallel, rectangle: Rectangle, algorithm: Algorithm, temperature: float
+    model: DistributedDataParallel, micro_batch: MicroBatch, algorithm: Algorithm, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """Sums over samples of [loss, clip fraction, |trainer - engine| log-prob], and the largest of the last.
 
     A round is one step, so the policy that drew the samples is the policy now: the old log-probs are this
     forward pass, detached. The ratio is 1, its gradient is not 0.
     """
-    log_probs = next_token_log_probs(model, rectangle.tokens, temperature)
+    log_probs = next_token_log_probs(model, micro_batch.sequences, temperature)
     high = algorithm.eps_clip if algorithm.eps_clip_high is None else algorithm.eps_clip_high
     loss, clipped = policy_loss(
-        log_probs, log_probs.detach(), rectangle.advantages, eps_clip=algorithm.eps_clip, eps_clip_high=high
+        log_probs, log_probs.detach(), micro_batch.advantages, eps_clip=algorithm.eps_clip, eps_clip_high=high
     )
-    diff = (log_probs.detach() - rectangle.rollout_log_probs).abs() * rectangle.masks
-    terms = torch.stack([sum_of_sample_means(x, rectangle.masks) for x in (loss, clipped, diff)])
+    diff = (log_probs.detach() - micro_batch.rollout_log_probs).abs() * micro_batch.masks
+    terms = torch.stack([sum_of_sample_means(x, micro_batch.masks) for x in (loss, clipped, diff)])
     return terms, diff.max()

@@ -28,6 +28,7 @@ from slime_hpc.types import TrainBatch
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "tensor_model_parallel_size": {"tensor_model_parallel_size": 2},
+    "sequence_parallel": {"sequence_parallel": True, "tensor_model_parallel_size": 2},
     "recompute_granularity": {"recompute_granularity": "selective"},
     "recompute_method": {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
     "recompute_num_layers": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 2},
@@ -42,13 +43,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "adam_eps": {"adam_eps": 0.1},
     "decoupled_weight_decay": {"decoupled_weight_decay": False, "weight_decay": 0.5},
     "apply_wd_to_qk_layernorm": {"apply_wd_to_qk_layernorm": True, "weight_decay": 0.5},
+    "use_distributed_optimizer": {"use_distributed_optimizer": True},
     "grad_reduce_in_fp32": {"grad_reduce_in_fp32": True},
     "check_for_nan_in_grad": {"check_for_nan_in_grad": True},
 }
 """For each applied argument a value that is not the default, with what it needs beside it."""
 
-SAME_STEP = {key for key, config in APPLIED.items() if config != "optimizer"}
-"""These save memory, split or check, and compute the same; the optimizer's change the step."""
+SAME_STEP = {key for key, config in APPLIED.items() if config != "optimizer"} | {"use_distributed_optimizer"}
+"""These save memory, split or check, and compute the same; the other ones of the optimizer change the step."""
 
 BATCH = TrainBatch(
     tokens=[[5, 6, 7, 8, 9, 10], [5, 6, 7, 11, 12], [9, 8, 7, 6]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from slime_hpc.errors import UserError
 from slime_hpc.run_dir import RunDir
 from slime_hpc.trainer.hf_weights import HfWeights
 from slime_hpc.trainer.model import read_hf_config, require_divisible
-from slime_hpc.types import TrainBatch
+from slime_hpc.types import LoadedState, TrainBatch
 
 TOKENS = torch.randint(0, 512, (3, 24), generator=torch.Generator().manual_seed(1)).tolist()
 TEMPERATURE = 0.7
@@ -71,8 +72,15 @@ def start_trainer(pool: on_rank.Pool, tmp_path: Path) -> Iterator[StartTrainer]:
         started.pop()(on_rank.shutdown)
 
 
-LAYOUTS = {"tp1": (1, 1), "tp2": (2, 2), "dp2": (2, 1)}
-"""World size and tensor-parallel size."""
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tp1": (1, {}),
+    "tp2": (2, {"tensor_model_parallel_size": 2}),
+    "sp2": (2, {"tensor_model_parallel_size": 2, "sequence_parallel": True}),
+    "dp2": (2, {}),
+    "zero1": (1, {"use_distributed_optimizer": True}),
+    "zero2": (2, {"use_distributed_optimizer": True}),
+}
+"""World size and Megatron arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +120,8 @@ def load_hf(path: Path) -> Any:
 def test_model_is_the_one_transformers_loads(
     start_trainer: StartTrainer, models: dict[str, Path], model: str, layout: str
 ) -> None:
-    world_size, tp = LAYOUTS[layout]
-    trainer = start_trainer(models[model], world_size, tensor_model_parallel_size=tp)
+    world_size, parallel = LAYOUTS[layout]
+    trainer = start_trainer(models[model], world_size, **parallel)
     reference = load_hf(models[model])
     with torch.no_grad():
         expected = reference(torch.tensor(TOKENS)).logits.numpy()
@@ -191,19 +199,13 @@ class PlainTrainer:
         }
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_step_is_the_one_a_plain_torch_trainer_makes(
     start_trainer: StartTrainer, tiny_model: Path, layout: str
 ) -> None:
-    world_size, tp = LAYOUTS[layout]
+    world_size, parallel = LAYOUTS[layout]
     trainer = start_trainer(
-        tiny_model,
-        world_size,
-        temperature=TEMPERATURE,
-        lr=LR,
-        max_tokens=40,
-        tensor_model_parallel_size=tp,
-        **SETTINGS,
+        tiny_model, world_size, temperature=TEMPERATURE, lr=LR, max_tokens=40, **parallel, **SETTINGS
     )
     plain = PlainTrainer(tiny_model)
     # The first two are cut into micro-batches; the third leaves a data-parallel rank without samples.
@@ -215,6 +217,27 @@ def test_step_is_the_one_a_plain_torch_trainer_makes(
     updated = trainer(on_rank.weights)[0]
     for name, parameter in plain.model.named_parameters():
         np.testing.assert_allclose(updated[name], parameter.detach().numpy(), atol=1e-5, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", ["tp1", "tp2"])
+def test_packed_samples_give_what_padded_ones_give(start_trainer: StartTrainer, tiny_model: Path, layout: str) -> None:
+    world_size, parallel = LAYOUTS[layout]
+    trainer = start_trainer(tiny_model, world_size, **parallel)
+    sequences = make_batch(6).tokens
+    for packed, padded in trainer(on_rank.packed_and_padded, sequences):
+        assert packed.keys() == padded.keys()
+        for name, value in padded.items():
+            assert np.abs(value).max() > 1e-4
+            np.testing.assert_allclose(packed[name], value, atol=1e-5, rtol=1e-5, err_msg=name)
+
+
+def test_checkpoint_of_another_optimizer_is_refused(
+    start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path
+) -> None:
+    save_a_step(start_trainer(tiny_model, 1), tmp_path / "checkpoint")
+    other = start_trainer(tiny_model, 1, use_distributed_optimizer=True)
+    with pytest.raises(AssertionError, match=r"UserError: the checkpoint is of a FP32Optimizer.*use_distributed_opt"):
+        other(on_rank.load, tmp_path / "checkpoint")
 
 
 def test_batch_without_any_response_token_changes_no_gradient_and_gives_no_nan(
@@ -265,18 +288,22 @@ def test_the_learning_rate_follows_its_schedule_also_after_loading(
     assert rates == pytest.approx([LR * share for share in expected])
 
 
-def test_grad_norm_is_logged_when_nothing_is_clipped(start_trainer: StartTrainer, tiny_model: Path) -> None:
-    unclipped = start_trainer(tiny_model, 1, clip_grad=0.0)(on_rank.train, make_batch(5))[0]
+@pytest.mark.parametrize("layout", ["tp1", "zero1"])
+def test_grad_norm_is_logged_when_nothing_is_clipped(
+    start_trainer: StartTrainer, tiny_model: Path, layout: str
+) -> None:
+    world_size, parallel = LAYOUTS[layout]
+    unclipped = start_trainer(tiny_model, world_size, clip_grad=0.0, **parallel)(on_rank.train, make_batch(5))[0]
     clipped = start_trainer(tiny_model, 1, clip_grad=0.5)(on_rank.train, make_batch(5))[0]
     assert unclipped["train/grad_norm"] == pytest.approx(clipped["train/grad_norm"])
 
 
-@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2"])
+@pytest.mark.parametrize("layout", ["tp1", "tp2", "dp2", "zero2"])
 def test_loaded_trainer_goes_on_bit_for_bit(
     start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path, layout: str
 ) -> None:
-    world_size, tp = LAYOUTS[layout]
-    settings = {"lr": LR, "tensor_model_parallel_size": tp}
+    world_size, parallel = LAYOUTS[layout]
+    settings = {"lr": LR, **parallel}
     run = RunDir(tmp_path / "run")
     run.attempt(1).path.mkdir(parents=True)
 
@@ -300,11 +327,117 @@ def test_loaded_trainer_goes_on_bit_for_bit(
     verify(found)
 
     resumed = start_trainer(tiny_model, world_size, **settings)
-    assert resumed(on_rank.load, found.path) == [2] * world_size
+    assert resumed(on_rank.load, found.path) == [LoadedState(2, "restored")] * world_size
     metrics_again, drawn_again, weights_again = go_on(resumed)
     assert metrics_again == metrics
     assert drawn_again == drawn
     assert all(np.array_equal(weights[name], weights_again[name]) for name in weights)
+
+
+@pytest.mark.parametrize(
+    ("saving", "loading"),
+    [
+        ("tp1", "tp2"),
+        ("tp2", "tp1"),
+        ("tp1", "dp2"),
+        ("dp2", "tp1"),
+        ("dp2", "sp2"),
+        ("zero2", "zero1"),
+        ("zero1", "zero2"),
+    ],
+)
+def test_checkpoint_goes_on_in_another_layout(
+    start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path, saving: str, loading: str
+) -> None:
+    def start(layout: str, lr: float) -> Trainer:
+        world_size, parallel = LAYOUTS[layout]
+        schedule = {"lr_decay_style": "linear", **WARM_UP_3_OF_10}
+        return start_trainer(tiny_model, world_size, lr=lr, schedule=schedule, **parallel, **SETTINGS)
+
+    def state(trainer: Trainer) -> on_rank.Weights:
+        return trainer(on_rank.weights)[0] | trainer(on_rank.moments)[0]
+
+    first = start(saving, LR)
+    for seed in (6, 7):
+        first(on_rank.train, make_batch(4, seed))
+    first(on_rank.save, tmp_path / "checkpoint")
+    saved = state(first)
+    next_step = first(on_rank.train, make_batch(4, 8))[0]
+    then = state(first)
+
+    second = start(loading, LR)
+    assert set(second(on_rank.load, tmp_path / "checkpoint")) == {LoadedState(2, "reseeded")}
+    loaded = state(second)
+    assert loaded.keys() == saved.keys()
+    assert all(np.array_equal(saved[name], loaded[name]) for name in saved)
+    assert second(on_rank.train, make_batch(4, 8))[0] == pytest.approx(next_step, rel=2e-5, abs=1e-6)
+    for name, value in state(second).items():
+        np.testing.assert_allclose(value, then[name], atol=1e-5, rtol=0, err_msg=name)
+
+
+def save_a_step(trainer: Trainer, directory: Path) -> None:
+    trainer(on_rank.train, make_batch(2))
+    trainer(on_rank.save, directory)
+
+
+def test_reseeded_random_numbers_follow_from_seed_and_step(
+    start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path
+) -> None:
+    save_a_step(start_trainer(tiny_model, 1), tmp_path / "checkpoint")
+    drawn = []
+    for _ in range(2):
+        trainer = start_trainer(tiny_model, 2, tensor_model_parallel_size=2)
+        fresh = trainer(on_rank.draw)
+        trainer(on_rank.load, tmp_path / "checkpoint")
+        drawn.append(trainer(on_rank.draw))
+        assert drawn[-1] != fresh
+    assert drawn[0] == drawn[1]
+    (shared, own), (shared_too, own_too) = ((ranks[:2], ranks[2:]) for ranks in drawn[0])
+    assert shared == shared_too
+    assert own != own_too
+
+
+def test_hyperparameters_are_those_of_today(start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path) -> None:
+    save_a_step(start_trainer(tiny_model, 1, lr=LR, **SETTINGS), tmp_path / "checkpoint")
+    today = start_trainer(tiny_model, 1, lr=LR / 2, adam_beta1=0.7, adam_eps=1e-5, weight_decay=0.3)
+    expected = today(on_rank.hyperparameters)[0]
+    today(on_rank.load, tmp_path / "checkpoint")
+    for group, before in zip(today(on_rank.hyperparameters)[0], expected, strict=True):
+        assert {name: group[name] for name in before} == before
+
+
+def damage_common(directory: Path) -> None:
+    (directory / "common.pt").write_bytes(b"no pickle")
+
+
+def damage_shard(directory: Path) -> None:
+    shard = max(directory.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    shard.write_bytes(shard.read_bytes()[:1000])
+
+
+def remove_common(directory: Path) -> None:
+    (directory / "common.pt").unlink()
+
+
+def remove_shard(directory: Path) -> None:
+    next(directory.glob("*.distcp")).unlink()
+
+
+def remove_metadata(directory: Path) -> None:
+    (directory / ".metadata").unlink()
+
+
+def test_damaged_checkpoint_is_named(start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path) -> None:
+    trainer = start_trainer(tiny_model, 1)
+    save_a_step(trainer, tmp_path / "good")
+    for number, damage in enumerate((damage_common, damage_shard, remove_common, remove_shard, remove_metadata)):
+        directory = tmp_path / f"damaged-{number}"
+        shutil.copytree(tmp_path / "good", directory)
+        damage(directory)
+        with pytest.raises(
+            AssertionError, match=rf"ClusterError: checkpoint {directory} cannot be loaded: .*older one"
+        ):
+            trainer(on_rank.load, directory)
 
 
 def test_exported_model_loads_in_transformers(start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from serving import HOST, make_plan
 
 from slime_hpc.device import get_device
 from slime_hpc.plan import JobPlan
+from slime_hpc.trainer.hf_weights import gather_weights
 from slime_hpc.trainer.ranks import TrainerRank
-from slime_hpc.types import ShardReport, TrainBatch
+from slime_hpc.types import LoadedState, ShardReport, TrainBatch
 
 ANSWER_DEADLINE_S = 120.0
 Weights = dict[str, np.ndarray[Any, Any]]
@@ -132,9 +133,28 @@ def save(rank: int, directory: Path) -> list[ShardReport]:
     return Held.trainer.save(directory)
 
 
-def load(rank: int, directory: Path) -> int:
-    Held.trainer.load(directory)
-    return Held.trainer.step
+def load(rank: int, directory: Path) -> LoadedState:
+    loaded = Held.trainer.load(directory)
+    assert loaded.step == Held.trainer.step
+    return loaded
+
+
+def moments(rank: int) -> Weights:
+    """Adam's, whole, by their kind and the HF name of their parameter."""
+    from megatron.core import parallel_state
+
+    trainer = Held.trainer
+    group = parallel_state.get_tensor_model_parallel_group()
+    found: Weights = {}
+    for kind in ("exp_avg", "exp_avg_sq"):
+        with torch.no_grad():
+            kept = {name: p.detach().clone() for name, p in trainer._model.named_parameters()}
+            fill_with_moments(kind)
+            whole = gather_weights(trainer._model, trainer._layouts, group)
+            found |= {f"{kind} {name}": tensor.numpy().copy() for name, tensor in whole}
+            for name, p in trainer._model.named_parameters():
+                p.copy_(kept[name])
+    return found
 
 
 def draw(rank: int) -> list[float]:
@@ -157,6 +177,47 @@ def optimizer_settings(rank: int) -> dict[str, Any]:
         **{name: getattr(config, name) for name in names},
         "tensor_model_parallel_size": Held.trainer._model.config.tensor_model_parallel_size,
     }
+
+
+def fill_with_moments(kind: str) -> None:
+    """Put them where the weights are: into a rank's own share of the DDP buffer, which is then gathered."""
+    trainer = Held.trainer
+    optimizer, state = trainer._optimizer, trainer._optimizer.optimizer.state
+    if not trainer._ddp.ddp_config.use_distributed_optimizer:
+        for p in trainer._model.parameters():
+            p.copy_(state[p][kind])
+        return
+    for shards in optimizer.shard_fp32_groups:
+        for shard in shards:
+            shard.copy_(state[shard][kind])
+    trainer._ddp.start_param_sync()
+
+
+def packed_and_padded(rank: int, sequences: list[list[int]]) -> tuple[Weights, Weights]:
+    """Log-probs of next tokens, and gradients of a sum of them, by name; both ways."""
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    from slime_hpc.trainer.step import next_token_log_probs
+
+    model = Held.trainer._model
+    tensors = [torch.tensor(sequence) for sequence in sequences]
+    rows = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
+    positions = torch.arange(rows.shape[1]).expand_as(rows)
+    counts = (positions < torch.tensor([[len(tensor) - 1] for tensor in tensors])).float()
+    packed = next_token_log_probs(model, tensors, 0.7)
+    padded = -vocab_parallel_cross_entropy(model(rows, positions, None) / 0.7, rows.roll(-1, dims=1))
+    return _with_gradients(packed * counts), _with_gradients(padded * counts)
+
+
+def _with_gradients(log_probs: torch.Tensor) -> Weights:
+    weighted = log_probs * torch.linspace(-1, 2, log_probs.numel()).view_as(log_probs)
+    named = dict(Held.trainer._model.named_parameters())
+    gradients = torch.autograd.grad(weighted.sum() / 10, list(named.values()))
+    return {"log_probs": log_probs.detach().numpy()} | {n: g.numpy() for n, g in zip(named, gradients, strict=True)}
+
+
+def hyperparameters(rank: int) -> list[dict[str, Any]]:
+    return [{k: v for k, v in group.items() if k != "params"} for group in Held.trainer._optimizer.param_groups]
 
 
 def configs(rank: int) -> dict[str, dict[str, Any]]:

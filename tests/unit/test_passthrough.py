@@ -127,7 +127,6 @@ def test_flags_that_agree_with_profile_and_model_are_accepted(load: Callable[...
             "--global-batch-size 8",
             "8 disagrees: sampling.rollout_batch_size × sampling.n_samples_per_prompt decides (32)",
         ),
-        ("--sequence-parallel", "true disagrees: samples are not padded"),
         ("--bias-swiglu-fusion", "trainer.megatron.bias_activation_fusion: true disagrees: fused kernels need"),
         ("--seed 1.5", "trainer.megatron.seed: 1.5 is not a whole number"),
         (
@@ -145,6 +144,7 @@ def test_flags_that_agree_with_profile_and_model_are_accepted(load: Callable[...
         ("--adam-beta1 1", "trainer.megatron.adam_beta1: 1 is not at least 0 and under 1"),
         ("--recompute-granularity some", 'recompute_granularity: "some" is not one of full, selective'),
         ("--recompute-granularity full", "recompute_granularity: full needs recompute_method as well"),
+        ("--sequence-parallel", "sequence_parallel: needs tensor_model_parallel_size above 1"),
         ("--recompute-num-layers 1", "recompute_num_layers: goes with recompute_granularity: full only"),
         ("--recompute-granularity selective --recompute-modules moe", "'moe' is not one of core_attn, mlp"),
         ("--sglang-port 1", "--sglang-port: rollout.sglang.port: may not be set here: slime-hpc starts the server"),

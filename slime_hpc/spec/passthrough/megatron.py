@@ -22,6 +22,7 @@ HfConfig = Mapping[str, Any]
 
 APPLIED: dict[str, Config] = {
     "tensor_model_parallel_size": "transformer",
+    "sequence_parallel": "transformer",
     "recompute_granularity": "transformer",
     "recompute_method": "transformer",
     "recompute_num_layers": "transformer",
@@ -36,6 +37,7 @@ APPLIED: dict[str, Config] = {
     "adam_eps": "optimizer",
     "decoupled_weight_decay": "optimizer",
     "apply_wd_to_qk_layernorm": "optimizer",
+    "use_distributed_optimizer": "optimizer",
     "grad_reduce_in_fp32": "ddp",
     "check_for_nan_in_grad": "ddp",
 }
@@ -143,10 +145,8 @@ DECIDED: dict[str, Decided] = {
     "context_parallel_size": _always(1, _PARALLEL),
     "expert_model_parallel_size": _always(1, _DENSE),
     "expert_tensor_parallel_size": _always(1, _DENSE),
-    "sequence_parallel": _always(False, "samples are not padded to what it needs yet"),
-    "use_distributed_optimizer": _always(False, "its checkpoint cannot be loaded again with torch's Adam"),
     "overlap_grad_reduce": _always(False, "gradients are reduced after the last micro-batch"),
-    "overlap_param_gather": _always(False, "it belongs to the distributed optimizer, which is not built yet"),
+    "overlap_param_gather": _always(False, "parameters are gathered at the end of a step"),
     "calculate_per_token_loss": _always(False, "the loss is a mean over samples of means over their tokens"),
     "optimizer": _always("adam", "Adam is the optimizer"),
     "ckpt_format": _always("torch_dist", "checkpoints have this format"),
@@ -207,6 +207,8 @@ def megatron_refusal(name: str) -> str | None:
 
 def megatron_conflicts(megatron: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Key and reason where applied arguments do not go together, as megatron-core would say inside the job."""
+    if megatron.get("sequence_parallel") and megatron.get("tensor_model_parallel_size", 1) == 1:
+        yield "sequence_parallel", "needs tensor_model_parallel_size above 1; set that, or remove this"
     granularity = megatron.get("recompute_granularity")
     details = {"recompute_method", "recompute_num_layers"}
     for key in sorted(details & megatron.keys()) if granularity != "full" else ():

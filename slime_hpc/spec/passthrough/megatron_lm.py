@@ -85,7 +85,7 @@ _PIPELINE = "pipeline parallelism is not built yet"
 _CONTEXT = "context parallelism is not built yet"
 _DEVICE = "decided by the cluster profile's device"
 _FSDP = "parameters are not sharded over data-parallel ranks; Megatron's FSDP is not built yet"
-_DISTRIBUTED = "it belongs to the distributed optimizer, which is not built yet"
+_DISTRIBUTED = "of the distributed optimizer only use_distributed_optimizer itself is built yet"
 _CUDA = "needs CUDA kernels that Megatron-core's own layers have not got here"
 _OFFLOAD = "offloading is not built yet"
 _CHECKPOINT = "slime-hpc saves and resumes by itself; see checkpoint"
@@ -227,7 +227,7 @@ REFUSED = {
     "test_mode": _STEP,
     "cross_entropy_*": _STEP,
     "deallocate_*": _PIPELINE,
-    "clone_scatter_output_in_embedding": "it matters to sequence_parallel only, which is not built yet",
+    "clone_scatter_output_in_embedding": "it is on: without the copy the whole embedding stays in memory",
     "async_tensor_model_parallel_allreduce": "Megatron-core itself ignores it",
     "async_save": _CHECKPOINT,
     "*inference*": _INFERENCE,
