@@ -39,7 +39,7 @@ def router_args(plan: JobPlan, port: int, metrics_port: int) -> dict[str, object
         "host": HOST,
         "port": port,
         "prometheus_host": HOST,
-        "prometheus_port": metrics_port,  # it cannot do without one, and has a fixed default, on which two runs of a host collide
+        "prometheus_port": metrics_port,  # left out, it is a fixed one, on which two runs of a host would collide
         "log_level": "warn",  # it logs each request twice otherwise
         "request_timeout_secs": int(GENERATE_TIMEOUT_S),
         # Whether an engine is lost, and who then makes its samples, is for the driver to decide.
