@@ -1,7 +1,11 @@
-"""What /proc tells about processes that are not our children."""
+"""What /proc tells about processes that are not our children, and how a child is bound to its parent."""
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import psutil
 _EXEC_S = 0.1
 """Between execve's two halves a process has no environment; the kernel takes microseconds, a busy machine longer."""
 _POLL_S = 0.002
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def read_environ(pid: int) -> frozenset[bytes]:
@@ -39,3 +44,14 @@ def is_running(pid: int, started: float) -> bool:
         return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Set here and not between fork and exec: Python code there can deadlock in a threaded parent.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        sys.exit(f"the process that started this one (pid {parent_pid}) is gone")

@@ -90,6 +90,11 @@ class AttemptDir:
         return self.path / f"engine-{index}.json"
 
     @property
+    def router_args(self) -> Path:
+        """JSON: sglang-router's arguments. Holds no key."""
+        return self.path / "router.json"
+
+    @property
     def stop(self) -> Path:
         """Left by the supervisor when it ends the attempt, for agents that come up only then."""
         return self.path / "stop.json"

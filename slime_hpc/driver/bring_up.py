@@ -14,12 +14,13 @@ from slime_hpc.driver.actors import EngineActor, TrainerActor, gather
 from slime_hpc.driver.deadline import say, until, within
 from slime_hpc.driver.engines import Engine, Engines
 from slime_hpc.driver.fleet import SYNC_TIMEOUT_S, RayFleet, TrainerWeights, all_ranks
-from slime_hpc.driver.health import Member, Tell, watch_actor, watch_engine
+from slime_hpc.driver.health import Member, Tell, watch_actor, watch_engine, watch_router
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import EventLog, read_json
 from slime_hpc.rewards.pool import RewardPool
-from slime_hpc.rollout.client import EngineClient, EngineKeys
+from slime_hpc.rollout.client import EngineClient, EngineKeys, RouterClient
 from slime_hpc.rollout.data import PromptSet, PromptSource, load_prompts
+from slime_hpc.rollout.router_server import RouterServer
 from slime_hpc.run_dir import RunDir
 from slime_hpc.spec.run import Data, Sampling
 from slime_hpc.types import Role, TensorMeta, WeightVersion
@@ -43,26 +44,35 @@ async def bring_up(
     """
     rewards = RewardPool(plan.spec.reward, plan.profile_dir)
     # gather raises the first failure at once: a bad prompt is not to wait for the engines.
+    router = RouterServer(plan)
     _, (prompts, eval_prompts), (trainers, weights, watchers) = await asyncio.gather(
         asyncio.to_thread(rewards.check),
         asyncio.to_thread(_load_prompts, plan, start),
-        _start_roles(plan, run, log, tell, engines, start),
+        _start_roles(plan, run, log, tell, engines, router, start),
     )
     for name, loaded in (("training data", prompts.set), *eval_prompts.items()):
         _report_prompts(log, name, loaded)
-    fleet = RayFleet(plan, run, log, trainers, engines, weights, prompts, eval_prompts, rewards, watchers)
+    fleet = RayFleet(plan, run, log, trainers, engines, router, weights, prompts, eval_prompts, rewards, watchers)
     if start is not None:
         fleet.published = WeightVersion.parse(start.manifest.weight_version).number - 1
     return fleet
 
 
 async def _start_roles(
-    plan: JobPlan, run: RunDir, log: EventLog, tell: Tell, engines: Engines, start: Checkpoint | None
+    plan: JobPlan,
+    run: RunDir,
+    log: EventLog,
+    tell: Tell,
+    engines: Engines,
+    router: RouterServer,
+    start: Checkpoint | None,
 ) -> tuple[list[Member], WeightChannel, list[asyncio.Task[None]]]:
     """Trainer ranks and engines, loaded side by side, and who watches over them."""
+    router_api = await _start_router(router, log)
     await _connect_ray(plan, run)
     trainers, holders = await _place_actors(plan, run)
     watchers = [
+        asyncio.create_task(watch_router(router, tell)),
         *(asyncio.create_task(watch_actor(member, tell)) for member in trainers),
         *(asyncio.create_task(watch_actor(member, engines.lose)) for member in holders),
     ]
@@ -72,8 +82,16 @@ async def _start_roles(
     for index, member in enumerate(holders):
         log_path = str(run.attempt(plan.attempt).log(f"engine-{index}"))
         watchers.append(asyncio.create_task(watch_engine(member, log_path, engines.lose)))
-    engines.admit(started)
+    await engines.admit(started, router_api)
     return trainers, _weight_channel(plan, trainers, engines, tensors), watchers
+
+
+async def _start_router(router: RouterServer, log: EventLog) -> RouterClient:
+    router.start()
+    client = await router.client().__aenter__()
+    await router.wait_ready(client)
+    log("router_started", url=router.url, pid=router.pid)
+    return client
 
 
 async def _connect_ray(plan: JobPlan, run: RunDir) -> None:

@@ -11,7 +11,7 @@ from slime_hpc.driver.health import Evidence, Fault, Member, Tell
 from slime_hpc.errors import ClusterError
 from slime_hpc.records import EventLog
 from slime_hpc.rollout.client import EngineClient, EngineError
-from slime_hpc.rollout.router import Router
+from slime_hpc.rollout.router import Router, RouterApi
 from slime_hpc.supervisor.cause import Cause, Ending
 
 
@@ -37,14 +37,22 @@ class Engines:
         self._loop = asyncio.get_running_loop()
         self._serving: dict[str, Engine] = {}
         self._clients: list[EngineClient] = []
-        self.router = Router([], self._on_silent)
-        """For generation; has every engine that serves."""
+        self._router: Router | None = None
 
-    def admit(self, engines: Sequence[Engine]) -> None:
-        """These are up."""
+    async def admit(self, engines: Sequence[Engine], api: RouterApi) -> None:
+        """These are up, and the router is to have them."""
+        clients = [engine.client for engine in engines]
+        router = Router(api, self._on_silent)
+        await router.admit(clients)
         self._serving = {engine.client.url: engine for engine in engines}
-        self._clients = [engine.client for engine in engines]
-        self.router = Router(self._clients, self._on_silent)
+        self._clients, self._router = clients, router
+
+    @property
+    def router(self) -> Router:
+        """For generation; has every engine that serves."""
+        if self._router is None:
+            raise RuntimeError("no engines were admitted")
+        return self._router
 
     @property
     def members(self) -> list[Member]:
@@ -66,7 +74,7 @@ class Engines:
         lost = [engine for engine in self._serving.values() if fault.concerns(engine.member)]
         for engine in lost:
             del self._serving[engine.client.url]
-            self.router.remove(engine.client.url)
+            self.router.remove(engine.client.url, has_ended=fault.evidence is Evidence.PROCESS)
             self._kill(engine.member)  # it may be silent and alive, and must not come back
         for engine in lost:
             name, node, left = engine.member.name, engine.member.node, len(self._serving)

@@ -18,6 +18,7 @@ from slime_hpc.records import EventLog
 from slime_hpc.rewards.pool import RewardPool, reward_args
 from slime_hpc.rollout.data import PromptSet, PromptSource
 from slime_hpc.rollout.generate import generate_groups
+from slime_hpc.rollout.router_server import RouterServer
 from slime_hpc.run_dir import RunDir
 from slime_hpc.types import Groups, Role, TrainBatch, WeightVersion
 from slime_hpc.weight_sync.channel import WeightChannel
@@ -41,6 +42,7 @@ class RayFleet:
     trainers: Sequence[Member]
     """In order of rank."""
     engines: Engines
+    router: RouterServer
     weights: WeightChannel
     prompts: PromptSource
     eval_prompts: Mapping[str, PromptSet]
@@ -113,6 +115,7 @@ class RayFleet:
             watcher.cancel()
         self.rewards.close()
         await self.engines.close()
+        self.router.kill()
         try:
             await within(
                 STOP_TIMEOUT_S,

@@ -14,7 +14,9 @@ from ray.exceptions import RayActorError, RayError
 from slime_hpc.driver.actors import ActorFailed
 from slime_hpc.driver.deadline import say
 from slime_hpc.errors import SlimeHpcError, UserError
-from slime_hpc.rollout.client import EngineError
+from slime_hpc.rollout.client import EngineError, RouterError
+from slime_hpc.rollout.router_server import RouterServer
+from slime_hpc.supervisor.address import node_name
 from slime_hpc.supervisor.cause import Cause, Ending, describe_exit
 from slime_hpc.types import Role
 from slime_hpc.weight_sync.transaction import WeightSyncError
@@ -28,7 +30,7 @@ class Evidence(enum.IntEnum):
     AGENT = 0
     """The agent of the node saw its raylet end."""
     PROCESS = 1
-    """An actor saw its engine end."""
+    """An actor saw its engine end, or the driver its router."""
     ACTOR = 2
     """Ray says that an actor is gone."""
     LOOP = 3
@@ -88,6 +90,15 @@ async def watch_engine(member: Member, log: str, tell: Tell) -> None:
         await asyncio.sleep(POLL_S)
 
 
+async def watch_router(router: RouterServer, tell: Tell) -> None:
+    """Without it no engine can be asked, so its end is the attempt's."""
+    while True:
+        if (status := router.poll()) is not None:
+            detail = f"the router, a child of the driver, ended with {describe_exit(status)}; see {router.log}"
+            return tell(Fault(Evidence.PROCESS, Ending(Cause.CRASHED, detail, Role.DRIVER, node_name()), "router"))
+        await asyncio.sleep(POLL_S)
+
+
 def fault_of_loop(error: BaseException) -> Fault:
     """What the loop's own exception says, for when no better witness speaks up."""
     say("".join(traceback.format_exception(error)))
@@ -103,7 +114,7 @@ def _role_of(error: BaseException) -> Role | None:
     if isinstance(error, ActorFailed):
         return error.role
     if isinstance(error, EngineError):
-        return Role.ROLLOUT
+        return Role.DRIVER if isinstance(error, RouterError) else Role.ROLLOUT
     if isinstance(error, WeightSyncError | RayActorError):
         return None  # both sides take part; only a witness could tell
     return None if isinstance(error, SlimeHpcError) else Role.DRIVER

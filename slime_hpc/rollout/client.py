@@ -1,9 +1,11 @@
-"""The HTTP client of one SGLang server: the only module that speaks HTTP to engines."""
+"""The HTTP clients of an SGLang server and of the router before several: the only module that speaks HTTP to them."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +14,7 @@ from typing import Any, Literal, Self
 import aiohttp
 import stamina
 
-from slime_hpc.errors import ClusterError
+from slime_hpc.errors import ClusterError, DeadlineExceeded
 from slime_hpc.records import read_json
 from slime_hpc.types import TensorMeta, WeightVersion
 
@@ -22,11 +24,20 @@ TRANSFER_TIMEOUT_S = 600.0
 """One transfer of all weights, or the rendezvous of its group."""
 GENERATE_TIMEOUT_S = 7200.0
 """The last resort for one completion; a round has its own, shorter deadline."""
-GENERATE_ATTEMPTS = 3
+ANSWER_TIMEOUT_S = 20.0
+"""For a server to say anything at all."""
+ATTEMPTS = 3
+RETRY_S = 0.5
+"""The watchers' rhythm: whoever saw a process end has told before we give it up for not answering."""
+POLL_S = 0.02
+SPOKEN_BY_ROUTER = "X-SMG-Error-Code"
+"""Header of an answer that is the router's own, not an engine's handed on."""
 
 
 class EngineError(ClusterError):
     """An engine did not do what it was asked: names engine, path, status and what it said."""
+
+    who = "engine"
 
     def __init__(self, url: str, path: str, said: str, *, status: int | None = None) -> None:
         self.url = url
@@ -34,12 +45,22 @@ class EngineError(ClusterError):
         self.status = status
         """HTTP status; None where there was no answer."""
         answer = "gave no answer" if status is None else f"answered {status}"
-        super().__init__(f"engine {url} {answer} to {path}: {said.strip()[:500] or 'an empty body'}")
+        super().__init__(f"{self.who} {url} {answer} to {path}: {said.strip()[:500] or 'an empty body'}")
 
     @property
     def is_transient(self) -> bool:
         """True where the same request may well succeed: no connection, or a server that is starting."""
         return self.status in (None, 503)
+
+
+class RouterError(EngineError):
+    """The router did not do what it was asked, or could not: it got no answer from the engine it chose, say."""
+
+    who = "router"
+
+    @property
+    def is_transient(self) -> bool:
+        return self.status is None or self.status >= 500
 
 
 @dataclass(frozen=True)
@@ -80,14 +101,13 @@ class Completion:
         )
 
 
-class EngineClient:
-    """One engine. An async context manager; implements ``types.WeightReceiver``. EngineError on any refusal."""
+class _Client:
+    """One server that speaks SGLang's protocol. An async context manager."""
 
     def __init__(self, url: str, keys: EngineKeys) -> None:
         self.url = url.rstrip("/")
         self._keys = keys
         self._session: aiohttp.ClientSession | None = None
-        self._has_update_session: bool | None = None
 
     async def __aenter__(self) -> Self:
         # A connection per request: one kept alive may be closed by the server just as a POST goes out.
@@ -101,20 +121,71 @@ class EngineClient:
         if self._session is not None:
             await self._session.close()
 
-    async def health(self, timeout_s: float = 25.0) -> None:
-        """Have the engine generate one token, which takes it a second; it gives up itself after 20."""
-        await self._call("GET", "/health", timeout_s=timeout_s)
-
     async def generate(self, input_ids: Sequence[int], sampling_params: Mapping[str, Any]) -> Completion:
         """One completion with log-probs of its tokens, at the sampling temperature.
 
         Tried again where nothing came back or the server was starting: generating has no lasting effect.
         """
         body = {"input_ids": list(input_ids), "sampling_params": dict(sampling_params), "return_logprob": True}
-        async for attempt in stamina.retry_context(on=_is_transient, attempts=GENERATE_ATTEMPTS, timeout=None):
+        return Completion.parse(await self._insist("POST", "/generate", body, timeout_s=GENERATE_TIMEOUT_S))
+
+    async def _insist(self, method: str, path: str, body: object = None, *, timeout_s: float) -> Any:
+        """``_call`` with the key for generation, again where it had no answer."""
+        async for attempt in stamina.retry_context(
+            on=self._is_worth_a_retry, attempts=ATTEMPTS, timeout=None, wait_initial=RETRY_S, wait_jitter=RETRY_S
+        ):
             with attempt:
-                answer = await self._call("POST", "/generate", body, admin=False, timeout_s=GENERATE_TIMEOUT_S)
-        return Completion.parse(answer)
+                answer = await self._call(method, path, body, admin=False, timeout_s=timeout_s)
+        return answer
+
+    def _is_worth_a_retry(self, error: Exception) -> bool:
+        return isinstance(error, EngineError) and error.is_transient
+
+    async def _call(
+        self, method: str, path: str, body: object = None, *, admin: bool = True, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> Any:
+        """Parsed JSON, or the text where it is none. The server takes the admin key only where it asks for it."""
+        if self._session is None:
+            raise RuntimeError(f"{type(self).__name__}({self.url}) is used outside `async with`")
+        key = self._keys.admin_api_key if admin else self._keys.api_key
+        try:
+            async with self._session.request(
+                method,
+                self.url + path,
+                json=body,
+                headers={"Authorization": f"Bearer {key}", **self._headers()},
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                text = await response.text()
+        except TimeoutError as error:
+            raise self._error(path, f"waited {timeout_s:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._error(path, f"{type(error).__name__}: {error}") from error
+        if not response.ok:
+            raise self._error(path, text, response)
+        return _parse(text)
+
+    def _headers(self) -> dict[str, str]:
+        return {}
+
+    def _error(self, path: str, said: str, response: aiohttp.ClientResponse | None = None) -> EngineError:
+        return EngineError(self.url, path, said, status=None if response is None else response.status)
+
+
+class EngineClient(_Client):
+    """One engine. Implements ``types.WeightReceiver``. EngineError on any refusal."""
+
+    def __init__(self, url: str, keys: EngineKeys) -> None:
+        super().__init__(url, keys)
+        self._has_update_session: bool | None = None
+
+    async def health(self, timeout_s: float = 25.0) -> None:
+        """Have the engine generate one token, which takes it a second; it gives up itself after 20."""
+        await self._call("GET", "/health", timeout_s=timeout_s)
+
+    async def require_answer(self) -> None:
+        """EngineError if its HTTP server does not answer. It does also while the scheduler is busy."""
+        await self._insist("GET", "/model_info", timeout_s=ANSWER_TIMEOUT_S)
 
     async def pause_generation(self) -> None:
         """End running requests as aborted and hold new ones."""
@@ -203,37 +274,63 @@ class EngineClient:
                     raise
                 # It answers: there was no session or no group to leave.
 
-    async def _call(
-        self, method: str, path: str, body: object = None, *, admin: bool = True, timeout_s: float = CONTROL_TIMEOUT_S
-    ) -> Any:
-        """Parsed JSON, or the text where it is none. The server takes the admin key only where it asks for it."""
-        if self._session is None:
-            raise RuntimeError(f"EngineClient({self.url}) is used outside `async with`")
-        key = self._keys.admin_api_key if admin else self._keys.api_key
+
+class RouterClient(_Client):
+    """sglang-router, in front of the engines: generation, and which engines it has. RouterError if it cannot.
+
+    An engine's own refusal is an EngineError, of the router's address: it does not say whose it was.
+    """
+
+    async def add_engine(self, url: str) -> None:
+        """Returns once it gets requests. DeadlineExceeded if the router has not taken it in after a minute."""
+        await self._call("POST", "/workers", {"url": url, "api_key": self._keys.api_key}, admin=False)
+        await self._until(f"take in {url}", lambda workers: any(w["url"] == url and w["is_healthy"] for w in workers))
+
+    async def remove_engine(self, url: str) -> None:
+        """Returns once it gets no more requests; those that it has go on. Nothing happens if it is not there."""
+        for worker in await self._workers():
+            if worker["url"] == url:
+                await self._call("DELETE", f"/workers/{worker['id']}", admin=False)
+        await self._until(f"drop {url}", lambda workers: all(w["url"] != url for w in workers))
+
+    async def requests(self) -> dict[str, int]:
+        """How many requests each engine has, by its address; all 0 with a policy that does not count them."""
+        return {worker["url"]: worker["load"] for worker in await self._workers()}
+
+    async def ping(self) -> None:
+        await self._call("GET", "/liveness", admin=False)
+
+    async def _workers(self) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = (await self._call("GET", "/workers", admin=False))["workers"]
+        return workers
+
+    async def _until(self, what: str, is_done: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """It answers before it has done what it was asked."""
         try:
-            async with self._session.request(
-                method,
-                self.url + path,
-                json=body,
-                headers={"Authorization": f"Bearer {key}"},
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-            ) as response:
-                text = await response.text()
-        except TimeoutError as error:
-            raise EngineError(self.url, path, f"waited {timeout_s:.0f} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise EngineError(self.url, path, f"{type(error).__name__}: {error}") from error
-        return _parse(self.url, path, response.status, text)
+            async with asyncio.timeout(CONTROL_TIMEOUT_S):
+                while True:
+                    if is_done(await self._workers()):
+                        return
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError:
+            raise DeadlineExceeded(f"router {self.url} did not {what} within {CONTROL_TIMEOUT_S:.0f} s") from None
+
+    def _is_worth_a_retry(self, error: Exception) -> bool:
+        """Not what concerns an engine: whether that is lost is not for this class to find out."""
+        return isinstance(error, RouterError) and error.status is None
+
+    def _headers(self) -> dict[str, str]:
+        """A new key each time: the policy ``manual`` then chooses an engine anew."""
+        return {"X-SMG-Routing-Key": uuid.uuid4().hex}
+
+    def _error(self, path: str, said: str, response: aiohttp.ClientResponse | None = None) -> EngineError:
+        if response is None or SPOKEN_BY_ROUTER in response.headers:
+            return RouterError(self.url, path, said, status=None if response is None else response.status)
+        return super()._error(path, said, response)
 
 
-def _parse(url: str, path: str, status: int, text: str) -> Any:
-    if status != 200:
-        raise EngineError(url, path, text, status=status)
+def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError:
         return text  # /health, /flush_cache and /abort_request answer with plain or no text
-
-
-def _is_transient(error: Exception) -> bool:
-    return isinstance(error, EngineError) and error.is_transient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -43,6 +44,8 @@ def engine_args(plan: JobPlan, index: int, *, host: str, port: int) -> dict[str,
         "skip_server_warmup": True,  # it would be refused: SGLang does not know the keys
         "log_level": "info",
         "log_level_http": "warning",
+        # The router knows no such parameter, and would drop it from a request.
+        "preferred_sampling_params": json.dumps({"spaces_between_special_tokens": False}),
     }
     clash = sorted((owned.keys() | UNPROTECTED) & spec.rollout.sglang.keys())
     if clash:
@@ -144,20 +147,21 @@ class EngineServer:
         async with EngineClient(self.url, EngineKeys.load(self._attempt.engine_keys)) as client:
             while True:
                 if (status := self.poll()) is not None:
-                    raise ClusterError(f"{self} ended with exit status {status} while starting\n{self._log_tail()}")
+                    raise ClusterError(f"{self} ended with exit status {status} while starting\n{log_tail(self.log)}")
                 try:
                     return await client.health()
                 except EngineError as error:
                     if time.monotonic() > deadline:
                         raise DeadlineExceeded(
-                            f"{self} was not healthy after {deadline_s:.0f} s: {error}\n{self._log_tail()}"
+                            f"{self} was not healthy after {deadline_s:.0f} s: {error}\n{log_tail(self.log)}"
                         ) from error
                     await asyncio.sleep(POLL_S)  # no listener yet, or loading: what waiting is for
 
-    def _log_tail(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        lines = [line[:LOG_LINE_CHARACTERS] for line in lines]
-        return "\n".join([f"the end of {self.log}:", *lines])
+
+def log_tail(log: Path) -> str:
+    """For an error message: the last lines of a child's log, and where it is."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join([f"the end of {log}:", *(line[:LOG_LINE_CHARACTERS] for line in lines)])
 
 
 def _free_port(host: str) -> int:

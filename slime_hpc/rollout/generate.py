@@ -41,23 +41,28 @@ async def generate_groups(
         if progress is not None:
             progress(done, len(blank))
 
-    waiting: list[str] = []
-    # Noted just before the timeout, whose cancellations make every engine idle.
-    timer = asyncio.get_running_loop().call_later(deadline_s, lambda: waiting.extend(router.busy))
+    tasks = [asyncio.create_task(fill(sample)) for sample in blank]
     try:
-        async with asyncio.timeout(deadline_s), asyncio.TaskGroup() as tasks:
-            for sample in blank:
-                tasks.create_task(fill(sample))
-    except TimeoutError:
-        raise DeadlineExceeded(
-            f"{len(blank) - done} of {len(blank)} samples were missing after {deadline_s:.0f} s,"
-            f" from {', '.join(waiting)}"
-        ) from None
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None  # the first failure cancelled the others
+        await _all_in_time(tasks, deadline_s, router)
     finally:
-        timer.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
     return [blank[i : i + n] for i in range(0, len(blank), n)]
+
+
+async def _all_in_time(tasks: Sequence[asyncio.Task[None]], deadline_s: float, router: Router) -> None:
+    """Raises the first failure, or DeadlineExceeded, and leaves the other tasks as they are."""
+    if not tasks:
+        return
+    done, late = await asyncio.wait(tasks, timeout=deadline_s, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+    if late:
+        raise DeadlineExceeded(
+            f"{len(late)} of {len(tasks)} samples were missing after {deadline_s:.0f} s, from"
+            f" {', '.join(await router.busy()) or 'engines that the router does not tell'}"
+        )
 
 
 def sampling_params(sampling: Sampling) -> dict[str, Any]:
@@ -67,7 +72,6 @@ def sampling_params(sampling: Sampling) -> dict[str, Any]:
         "max_new_tokens": sampling.rollout_max_response_len,
         "ignore_eos": sampling.ignore_eos,
         "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
         "no_stop_trim": False,
     }
 

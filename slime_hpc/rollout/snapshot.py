@@ -1,4 +1,4 @@
-"""``python -m slime_hpc.rollout.snapshot``: write down which arguments the installed SGLang takes."""
+"""``python -m slime_hpc.rollout.snapshot``: write down which arguments the installed SGLang and its router take."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from typing import Any, Literal
 
 from slime_hpc.spec.passthrough.arguments import Argument, Snapshot, snapshot_path, type_names
 
-PACKAGE = "sglang"
 
-
-def take_snapshot() -> Snapshot:
-    """Every option of its command line that sets a field of ServerArgs."""
+def take_snapshots() -> list[Snapshot]:
     from sglang.srt.server_args import ServerArgs
+    from sglang_router.router_args import RouterArgs
 
+    return [_take_snapshot("sglang", ServerArgs), _take_snapshot("sglang-router", RouterArgs)]
+
+
+def _take_snapshot(package: str, args_class: Any) -> Snapshot:
+    """Every option of its command line that sets a field of the class."""
     parser = argparse.ArgumentParser(add_help=False)
-    ServerArgs.add_cli_args(parser)
-    hints = typing.get_type_hints(ServerArgs)
+    args_class.add_cli_args(parser)
+    hints = typing.get_type_hints(args_class)
     found: dict[str, Argument] = {}
     for action in parser._actions:
         if action.dest in hints:
             argument = _argument(action, hints[action.dest])
             found[action.dest] = _merged(found[action.dest], argument) if action.dest in found else argument
     return Snapshot(
-        package=PACKAGE,
-        version=importlib.metadata.version(PACKAGE),
+        package=package,
+        version=importlib.metadata.version(package),
         date=datetime.now(UTC).date().isoformat(),
         arguments=tuple(sorted(found.values(), key=lambda argument: argument.name)),
     )
@@ -77,4 +80,5 @@ def _first_sentence(text: str) -> str:
 
 
 if __name__ == "__main__":
-    take_snapshot().write(snapshot_path(PACKAGE))
+    for snapshot in take_snapshots():
+        snapshot.write(snapshot_path(snapshot.package))

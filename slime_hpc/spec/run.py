@@ -60,6 +60,8 @@ class Rollout(Component):
     """Bytes of weights that an engine makes room for at a time while it is updated."""
     sglang: dict[str, Any] = Field(default_factory=dict)
     """SGLang server arguments under their own names."""
+    router: dict[str, Any] = Field(default_factory=dict)
+    """sglang-router's arguments under their own names."""
 
 
 class ReasoningGym(Strict):

@@ -94,9 +94,9 @@ def _send(tensors: Iterable[tuple[str, torch.Tensor]], group: dist.ProcessGroup)
             if len(in_flight) == MAX_IN_FLIGHT:
                 oldest, work = in_flight.popleft()
                 work.wait()
-            work = dist.broadcast(tensor.detach().contiguous(), group=group, group_src=0, async_op=True)
-            assert work is not None
-            in_flight.append((name, work))
+            begun = dist.broadcast(tensor.detach().contiguous(), group=group, group_src=0, async_op=True)
+            assert begun is not None
+            in_flight.append((name, begun))
         while in_flight:
             oldest, work = in_flight.popleft()
             work.wait()

@@ -12,6 +12,7 @@ from serving import HOST, START_DEADLINE_S, Engine, WeightGroup, make_attempt, m
 from transformers import AutoModelForCausalLM
 
 from slime_hpc.rollout.engine import EngineServer
+from slime_hpc.rollout.router_server import RouterServer
 from slime_hpc.testing.tiny_model import make_tiny_qwen3
 
 
@@ -26,13 +27,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     run_dir = tmp_path_factory.mktemp("run")
     attempt = make_attempt(run_dir)
-    server = EngineServer(make_plan(run_dir, tiny_model), 0, HOST)
+    plan = make_plan(run_dir, tiny_model)
+    server, router = EngineServer(plan, 0, HOST), RouterServer(plan)
     server.start()
+    router.start()
     try:
         server.wait_healthy(START_DEADLINE_S)
         model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-        yield Engine(server, attempt, model)
+        yield Engine(server, router, attempt, model)
     finally:
+        router.kill()
         server.kill()  # raises if a process of it stays
 
 

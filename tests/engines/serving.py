@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import torch
 
 from slime_hpc.plan import JobPlan
-from slime_hpc.rollout.client import EngineClient, EngineKeys
+from slime_hpc.rollout.client import EngineClient, EngineError, EngineKeys
 from slime_hpc.rollout.engine import EngineServer
+from slime_hpc.rollout.router import Router
+from slime_hpc.rollout.router_server import RouterServer
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.types import TensorMeta, WeightVersion
 from slime_hpc.weight_sync.buckets import buckets
@@ -76,14 +79,27 @@ def make_attempt(run_dir: Path) -> AttemptDir:
 
 @dataclass
 class Engine:
-    """The running server, and ``model``, whose weights it serves."""
+    """The running server with a router before it, and ``model``, whose weights it serves."""
 
     server: EngineServer
+    router: RouterServer
     attempt: AttemptDir
     model: torch.nn.Module
 
     def client(self) -> EngineClient:
         return EngineClient(self.server.url, KEYS)
+
+    @asynccontextmanager
+    async def routed(self) -> AsyncIterator[Router]:
+        """The way to it through the router. It is not to fall silent."""
+
+        def fail(error: EngineError) -> None:
+            raise error
+
+        async with self.client() as client, self.router.client() as api:
+            router = Router(api, fail)
+            await router.admit([client])
+            yield router
 
     def reference_log_probs(self, tokens: Sequence[int], response_length: int, temperature: float = 1.0) -> list[float]:
         """What transformers says about the last ``response_length`` tokens."""

@@ -14,13 +14,16 @@ import pytest
 import trainer_pool as on_rank
 from serving import make_plan
 from sglang.srt.server_args import ServerArgs
+from sglang_router.router_args import RouterArgs
 
 from slime_hpc.rollout import snapshot as sglang_snapshot
 from slime_hpc.rollout.engine import engine_args
+from slime_hpc.rollout.router_server import router_args
 from slime_hpc.spec.passthrough import apply_flags, check_keys
 from slime_hpc.spec.passthrough.arguments import Argument, load_snapshot
-from slime_hpc.spec.passthrough.keys import SGLANG
+from slime_hpc.spec.passthrough.keys import ROUTER, SGLANG
 from slime_hpc.spec.passthrough.megatron import APPLIED
+from slime_hpc.spec.passthrough.router import router_refusal
 from slime_hpc.spec.passthrough.sglang import cpu_refusal, sglang_refusal
 from slime_hpc.spec.yaml_tree import Tree
 from slime_hpc.trainer import snapshot as megatron_snapshot
@@ -123,10 +126,31 @@ def test_the_snapshot_is_of_the_installed_megatron(pool: on_rank.Pool) -> None:
     assert (taken.version, taken.arguments) == (shipped.version, shipped.arguments)
 
 
-def test_the_snapshot_is_of_the_installed_sglang() -> None:
-    taken = sglang_snapshot.take_snapshot()
-    shipped = load_snapshot("sglang")
-    assert (taken.version, taken.arguments) == (shipped.version, shipped.arguments)
+def test_the_snapshots_are_of_the_installed_sglang_and_its_router() -> None:
+    for taken in sglang_snapshot.take_snapshots():
+        shipped = load_snapshot(taken.package)
+        assert (taken.version, taken.arguments) == (shipped.version, shipped.arguments)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [a for a in load_snapshot("sglang-router").arguments if router_refusal(a.name) is None],
+    ids=lambda argument: argument.name,
+)
+def test_a_flag_reaches_the_router_as_its_own_parser_would_have_it(argument: Argument, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    RouterArgs.add_cli_args(parser)
+    for flag in argument.flags:
+        words = [flag, "1.5"] if flag == "--balance-rel-threshold" else words_for(argument, flag, parser)
+        tree = Tree("profile.yaml")
+        apply_flags(tree, [ROUTER.prefix + flag.removeprefix("--"), *words[1:]])
+        assert check_keys(tree) == []
+        plan = make_plan(tmp_path, tmp_path)
+        rollout = plan.spec.rollout.model_copy(update={"router": tree.values["rollout"]["router"]})
+        plan = plan.model_copy(update={"spec": plan.spec.model_copy(update={"rollout": rollout})})
+        ours = RouterArgs(**json.loads(json.dumps(router_args(plan, 1, 2))))
+        theirs = RouterArgs.from_cli_args(parser.parse_args(words))
+        assert getattr(ours, argument.name) == getattr(theirs, argument.name)
 
 
 @pytest.fixture(scope="module")

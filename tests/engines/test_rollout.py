@@ -17,17 +17,18 @@ import pytest
 from serving import HOST, KEYS, START_DEADLINE_S, Engine, WeightGroup, make_attempt, make_plan
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded
-from slime_hpc.rollout.client import EngineClient, EngineError, EngineKeys
+from slime_hpc.rollout.client import EngineClient, EngineError, EngineKeys, RouterError
 from slime_hpc.rollout.data import Draw, Prompt
 from slime_hpc.rollout.engine import EngineServer
 from slime_hpc.rollout.generate import generate_groups
-from slime_hpc.rollout.router import Router
 from slime_hpc.spec.run import Sampling
 from slime_hpc.types import SampleStatus
 
 TOLERANCE = 1e-5
 EOS = 2
 """The tiny model's end-of-sequence token."""
+
+TEXT = {"skip_special_tokens": False, "no_stop_trim": False}
 
 START_AND_WAIT = """
 import json, sys, time
@@ -49,15 +50,6 @@ def sampling(length: int, n: int = 1, **options: float | bool) -> Sampling:
     return Sampling.model_validate(
         {"rollout_batch_size": 1, "n_samples_per_prompt": n, "rollout_max_response_len": length, **options}
     )
-
-
-def router(client: EngineClient) -> Router:
-    """To one engine, which is not to fall silent."""
-
-    def fail(error: EngineError) -> None:
-        raise error
-
-    return Router([client], fail)
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -87,14 +79,47 @@ def test_log_probs_equal_transformers(engine: Engine, temperature: float) -> Non
     asyncio.run(generate())
 
 
+def test_through_the_router_it_says_the_same(weights: WeightGroup) -> None:
+    prompt, params = [5, 17, 42], {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True, **TEXT}
+
+    async def both() -> None:
+        async with weights.engine.client() as client, weights.engine.routed() as router:
+            direct, routed = await client.generate(prompt, params), await router.generate(prompt, params)
+        assert (routed.tokens, routed.text, routed.finish_reason) == (direct.tokens, direct.text, "length")
+        assert routed.log_probs == pytest.approx(direct.log_probs, abs=TOLERANCE)
+        assert routed.weight_version == direct.weight_version == str(weights.version)
+
+    asyncio.run(both())
+
+
+def test_a_withdrawn_request_frees_the_engine(weights: WeightGroup) -> None:
+    async def withdraw() -> None:
+        async with weights.engine.client() as client, weights.engine.routed() as router:
+            params = {"max_new_tokens": 450, "ignore_eos": True}
+            tasks = [asyncio.create_task(router.generate([5, i], params)) for i in range(4)]
+            await asyncio.sleep(0.3)
+            assert await router.busy() == [client.url]
+            for task in tasks:
+                task.cancel()
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    return await client.flush_cache()  # refused while a request is running
+                except EngineError:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.2)
+
+    asyncio.run(withdraw())
+
+
 def test_a_round_of_groups(weights: WeightGroup) -> None:
     engine = weights.engine
     seen: list[tuple[int, int]] = []
 
     async def generate() -> None:
-        async with engine.client() as client:
+        async with engine.routed() as router:
             groups = await generate_groups(
-                router(client),
+                router,
                 draws(3),
                 sampling(12, n=4, ignore_eos=True),
                 deadline_s=60,
@@ -120,8 +145,8 @@ def test_a_round_of_groups(weights: WeightGroup) -> None:
 
 def test_samples_end_where_the_model_ends_them(weights: WeightGroup) -> None:
     async def generate() -> None:
-        async with weights.engine.client() as client:
-            (group,) = await generate_groups(router(client), draws(1), sampling(400, n=16), deadline_s=120)
+        async with weights.engine.routed() as router:
+            (group,) = await generate_groups(router, draws(1), sampling(400, n=16), deadline_s=120)
         for sample in group:
             ended = sample.response_tokens[-1] == EOS
             assert sample.status is (SampleStatus.COMPLETED if ended else SampleStatus.TRUNCATED)
@@ -135,9 +160,9 @@ def test_samples_end_where_the_model_ends_them(weights: WeightGroup) -> None:
 
 def test_an_aborted_sample_keeps_what_it_has(weights: WeightGroup) -> None:
     async def abort() -> None:
-        async with weights.engine.client() as client:
+        async with weights.engine.client() as client, weights.engine.routed() as router:
             running = asyncio.create_task(
-                generate_groups(router(client), draws(1), sampling(400, ignore_eos=True), deadline_s=60)
+                generate_groups(router, draws(1), sampling(400, ignore_eos=True), deadline_s=60)
             )
             await asyncio.sleep(0.5)
             await client.abort_all()
@@ -152,10 +177,11 @@ def test_an_aborted_sample_keeps_what_it_has(weights: WeightGroup) -> None:
 
 def test_a_missed_deadline_names_the_engine_and_frees_it(weights: WeightGroup) -> None:
     async def late() -> None:
-        async with weights.engine.client() as client:
-            with pytest.raises(DeadlineExceeded, match=f"2 of 2 samples were missing after 0 s, from {client.url}"):
-                await generate_groups(router(client), draws(2), sampling(450, ignore_eos=True), deadline_s=0.3)
-            groups = await generate_groups(router(client), draws(2), sampling(4, ignore_eos=True), deadline_s=60)
+        url = weights.engine.server.url
+        async with weights.engine.routed() as router:
+            with pytest.raises(DeadlineExceeded, match=f"2 of 2 samples were missing after 0 s, from {url}"):
+                await generate_groups(router, draws(2), sampling(450, ignore_eos=True), deadline_s=0.3)
+            groups = await generate_groups(router, draws(2), sampling(4, ignore_eos=True), deadline_s=60)
         assert [len(group) for group in groups] == [1, 1]
 
     asyncio.run(late())
@@ -163,10 +189,10 @@ def test_a_missed_deadline_names_the_engine_and_frees_it(weights: WeightGroup) -
 
 def test_a_refused_request_quotes_the_engine(weights: WeightGroup) -> None:
     async def refused() -> None:
-        async with weights.engine.client() as client:
+        async with weights.engine.routed() as router:
             with pytest.raises(EngineError, match=r"answered 400 to /generate: .*context length") as caught:
-                await generate_groups(router(client), draws(2), sampling(4000), deadline_s=60)
-        assert (caught.value.status, caught.value.url) == (400, weights.engine.server.url)
+                await generate_groups(router, draws(2), sampling(4000), deadline_s=60)
+        assert not caught.value.is_transient and not isinstance(caught.value, RouterError)
 
     asyncio.run(refused())
 
@@ -220,12 +246,19 @@ def test_the_keys_are_nowhere_but_in_their_file(engine: Engine) -> None:
         async with engine.client() as client:
             return json.dumps(await client.server_info())
 
-    processes = family(engine.server.pid)
-    assert len(processes) >= 3
+    async def workers() -> str:
+        async with engine.routed(), engine.router.client() as api:
+            return json.dumps(await api._workers())
+
+    processes = [*family(engine.server.pid), *family(engine.router.pid)]
+    assert len(processes) >= 4
     shown = {
         "server info": asyncio.run(server_info()),
         "log": engine.server.log.read_text(),
         "arguments file": engine.attempt.engine_args(0).read_text(),
+        "router's engines": asyncio.run(workers()),
+        "router's log": engine.router.log.read_text(),
+        "router's arguments": engine.attempt.router_args.read_text(),
         "argv": " ".join(word for p in processes for word in p.cmdline()),
         "environment": json.dumps([p.environ() for p in processes]),
     }
@@ -235,14 +268,25 @@ def test_the_keys_are_nowhere_but_in_their_file(engine: Engine) -> None:
         assert KEYS.admin_api_key not in text, place
 
 
+def listening(pid: int) -> list[str]:
+    found = [c.laddr for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    return [f"http://{a.ip}:{a.port}" for a in found]
+
+
 def test_it_serves_on_the_given_address_only(engine: Engine) -> None:
-    main = psutil.Process(engine.server.pid)
-    listening = [c.laddr for c in main.net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    assert [f"http://{a.ip}:{a.port}" for a in listening] == [engine.server.url]
+    assert listening(engine.server.pid) == [engine.server.url]
 
 
-def test_it_stays_in_the_process_group_that_a_job_ends(engine: Engine) -> None:
-    assert {os.getpgid(p.pid) for p in family(engine.server.pid)} == {os.getpgid(0)}
+def test_the_router_listens_on_loopback_at_ports_of_its_own(engine: Engine) -> None:
+    args = json.loads(engine.attempt.router_args.read_text())
+    wanted = {engine.router.url, f"http://127.0.0.1:{args['prometheus_port']}"}
+    assert set(listening(engine.router.pid)) == wanted
+    assert engine.router.url.startswith("http://127.0.0.1:")
+
+
+def test_they_stay_in_the_process_group_that_a_job_ends(engine: Engine) -> None:
+    both = [*family(engine.server.pid), *family(engine.router.pid)]
+    assert {os.getpgid(p.pid) for p in both} == {os.getpgid(0)}
 
 
 def test_an_engine_that_cannot_start_says_why(tiny_model: Path, tmp_path: Path) -> None:

@@ -15,24 +15,33 @@ from slime_hpc.errors import ClusterError
 from slime_hpc.records import EventLog, read_jsonl
 from slime_hpc.rollout.client import EngineClient, EngineKeys
 from slime_hpc.supervisor.cause import Cause, Ending
+from slime_hpc.testing.fake_router import FakeRouter
 from slime_hpc.types import Role
 
 
 class Attempt:
     """Engines 0 and 1 on n3, engine 2 on n4."""
 
-    def __init__(self, path: Path, *, admitted: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.told: list[Fault] = []
         self.killed: list[str] = []
         self._events = path / "events.jsonl"
         log = EventLog(self._events, attempt=1, who="driver")
         self.engines = Engines(self.told.append, log, lambda member: self.killed.append(member.name))
-        if admitted:
-            self.engines.admit([self._engine(i, node) for i, node in enumerate(("n3", "n3", "n4"))])
+        self.router = FakeRouter({})
+
+    async def admit(self) -> None:
+        engines = [self._engine(i, node) for i, node in enumerate(("n3", "n3", "n4"))]
+        await self.engines.admit(engines, self.router)
 
     @staticmethod
     def _engine(index: int, node: str) -> Engine:
         return Engine(Member(None, Role.ROLLOUT, node, f"engine {index}"), EngineClient(url(index), EngineKeys("", "")))
+
+    async def routed(self) -> list[str]:
+        """Who is in the router, once it has done what it was told."""
+        await asyncio.sleep(0.01)
+        return list(await self.router.requests())
 
     def serving(self) -> list[str]:
         return [client.url for client in self.engines.serving()]
@@ -58,9 +67,10 @@ def node_died(node: str) -> Fault:
 def test_the_others_go_on_without_it(tmp_path: Path) -> None:
     async def run() -> None:
         attempt = Attempt(tmp_path)
+        await attempt.admit()
         attempt.engines.lose(ended(0))
         attempt.engines.lose(ended(0))
-        assert attempt.serving() == [url(1), url(2)]
+        assert attempt.serving() == [url(1), url(2)] == await attempt.routed()
         assert (attempt.killed, attempt.told) == (["engine 0"], [])
         assert attempt.dropped() == [("engine 0", "n3", 2)]
 
@@ -70,8 +80,9 @@ def test_the_others_go_on_without_it(tmp_path: Path) -> None:
 def test_a_node_takes_all_its_engines(tmp_path: Path) -> None:
     async def run() -> None:
         attempt = Attempt(tmp_path)
+        await attempt.admit()
         attempt.engines.lose(node_died("n3"))
-        assert attempt.serving() == [url(2)]
+        assert attempt.serving() == [url(2)] == await attempt.routed()
         assert attempt.told == []
 
     asyncio.run(run())
@@ -80,6 +91,7 @@ def test_a_node_takes_all_its_engines(tmp_path: Path) -> None:
 def test_the_last_loss_is_told_and_so_is_every_better_witness_of_it(tmp_path: Path) -> None:
     async def run() -> None:
         attempt = Attempt(tmp_path)
+        await attempt.admit()
         attempt.engines.lose(node_died("n3"))
         attempt.engines.drop(url(2), "it gave no answer")
         attempt.engines.lose(ended(2, "n4"))
@@ -93,7 +105,7 @@ def test_the_last_loss_is_told_and_so_is_every_better_witness_of_it(tmp_path: Pa
 
 def test_before_all_are_up_any_loss_is_told(tmp_path: Path) -> None:
     async def run() -> None:
-        attempt = Attempt(tmp_path, admitted=False)
+        attempt = Attempt(tmp_path)
         attempt.engines.lose(ended(0))
         assert attempt.told == [ended(0)]
         assert attempt.dropped() == []
@@ -104,6 +116,7 @@ def test_before_all_are_up_any_loss_is_told(tmp_path: Path) -> None:
 def test_another_thread_may_report(tmp_path: Path) -> None:
     async def run() -> Attempt:
         attempt = Attempt(tmp_path)
+        await attempt.admit()
         reporter = threading.Thread(target=attempt.engines.report, args=(node_died("n4"),))
         reporter.start()
         await asyncio.to_thread(reporter.join)

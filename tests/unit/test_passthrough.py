@@ -13,8 +13,8 @@ import pytest
 from slime_hpc.errors import UserError
 from slime_hpc.plan import plan_job, plan_warnings
 from slime_hpc.spec.load import Profile, load_profile
-from slime_hpc.spec.passthrough import SBATCH_OWNED, megatron_settings, sglang
-from slime_hpc.spec.passthrough.arguments import Snapshot, load_snapshot
+from slime_hpc.spec.passthrough import SBATCH_OWNED, megatron_settings, router, sglang
+from slime_hpc.spec.passthrough.arguments import Snapshot, first_match, load_snapshot
 from slime_hpc.spec.passthrough.flags import _known_flags
 from slime_hpc.spec.passthrough.keys import ENGINES
 from slime_hpc.spec.passthrough.megatron import APPLIED, DECIDED, megatron_arguments, megatron_refusal
@@ -246,9 +246,43 @@ def test_every_megatron_argument_is_decided_in_one_way() -> None:
 def test_every_refusal_of_sglang_is_of_something() -> None:
     names = load_snapshot("sglang").named()
     for table in (sglang.REFUSED, sglang.REFUSED_ON_CPU):
-        idle = [p for p in table if not any(sglang._first_match({p: ""}, name) is not None for name in names)]
+        idle = [p for p in table if not any(first_match({p: ""}, name) is not None for name in names)]
         assert idle == []
     assert sglang.INTERVALS.keys() <= names.keys()
+
+
+def test_every_refusal_of_the_router_is_of_something() -> None:
+    names = load_snapshot("sglang-router").named()
+    assert [p for p in router.REFUSED if not any(first_match({p: ""}, name) is not None for name in names)] == []
+    accepted = {name for name in names if router.router_refusal(name) is None}
+    assert accepted == router.INTERVALS.keys() | {"policy", "assignment_mode"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "key", "value"),
+    [
+        ("--router-policy cache_aware", "policy", "cache_aware"),
+        ("--router-cache-threshold=0.5 --router-policy random", "cache_threshold", 0.5),
+        ("--router-balance-abs-threshold 4", "balance_abs_threshold", 4),
+    ],
+)
+def test_router_flags(load: Callable[..., Profile], flags: str, key: str, value: object) -> None:
+    assert load(*flags.split()).spec.rollout.router[key] == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--router-port 1", "rollout.router.port: may not be set here: slime-hpc starts the router"),
+        ("--router-api-key x", "rollout.router.api_key: may not be set here: made fresh for each attempt"),
+        ("--router-disable-retries", "rollout.router.disable_retries: may not be set here: slime-hpc decides"),
+        ("--router-policy best", 'rollout.router.policy: "best" is not one of random, round_robin'),
+        ("--router-cache-treshold 0.5", "did you mean '--router-cache-threshold'?"),
+        ("--router-cache-threshold 2", "cache_threshold: 2 is not at least 0 and at most 1"),
+    ],
+)
+def test_router_flags_that_are_refused(refused: Callable[..., str], flags: str, message: str) -> None:
+    assert message in refused(flags=flags.split())
 
 
 def test_no_flag_means_two_things() -> None:
@@ -262,7 +296,7 @@ def test_no_flag_means_two_things() -> None:
 
 
 def test_snapshots_survive_writing(tmp_path: Path) -> None:
-    for package in ("sglang", "megatron-core"):
+    for package in ("sglang", "sglang-router", "megatron-core"):
         load_snapshot(package).write(tmp_path / "snapshot.json")
         assert Snapshot.model_validate_json((tmp_path / "snapshot.json").read_bytes()) == load_snapshot(package)
 

@@ -9,8 +9,9 @@ import json
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,7 +145,7 @@ def snapshot_path(package: str) -> Path:
 
 @functools.cache
 def load_snapshot(package: str) -> Snapshot:
-    """The one shipped for ``sglang`` or ``megatron-core``."""
+    """The one shipped for ``sglang``, ``sglang-router`` or ``megatron-core``."""
     return Snapshot.model_validate_json(snapshot_path(package).read_bytes())
 
 
@@ -172,6 +173,11 @@ class Spelling:
 
     name: str
     negated: bool = False
+
+
+def first_match(table: Mapping[str, str], name: str) -> str | None:
+    """The reason beside the first name, or pattern of names, that fits."""
+    return next((reason for pattern, reason in table.items() if fnmatchcase(name, pattern)), None)
 
 
 def key_spellings(arguments: Iterable[Argument]) -> dict[str, Spelling]:

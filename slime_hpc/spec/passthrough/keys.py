@@ -1,4 +1,4 @@
-"""The keys under ``rollout.sglang`` and ``trainer.megatron``: known? of the right type? accepted?"""
+"""The keys under ``rollout.sglang``, ``rollout.router`` and ``trainer.megatron``: known? of the right type?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from slime_hpc.errors import Finding
 from slime_hpc.spec.cluster import ClusterProfile
 from slime_hpc.spec.explain import did_you_mean, show
-from slime_hpc.spec.passthrough import megatron, sglang
+from slime_hpc.spec.passthrough import megatron, router, sglang
 from slime_hpc.spec.passthrough.arguments import (
     Argument,
     Interval,
@@ -27,7 +27,7 @@ _OBJECT = "it takes a Python object, which a profile cannot hold"
 
 @dataclass(frozen=True)
 class Engine:
-    """One of the two programs whose arguments are passed through."""
+    """One of the programs whose arguments are passed through."""
 
     title: str
     package: str
@@ -50,6 +50,15 @@ SGLANG = Engine(
     sglang.sglang_refusal,
     sglang.INTERVALS,
 )
+ROUTER = Engine(
+    "sglang-router",
+    "sglang-router",
+    ("rollout", "router"),
+    "--router-",
+    router.router_arguments,
+    router.router_refusal,
+    router.INTERVALS,
+)
 MEGATRON = Engine(
     "Megatron",
     "megatron-core",
@@ -59,7 +68,7 @@ MEGATRON = Engine(
     megatron.megatron_refusal,
     megatron.INTERVALS,
 )
-ENGINES = (SGLANG, MEGATRON)
+ENGINES = (SGLANG, ROUTER, MEGATRON)
 
 
 def check_keys(tree: Tree) -> list[Finding]:
@@ -145,5 +154,5 @@ def snapshot_warnings(spec: RunSpec) -> list[str]:
     """Where the engines that are installed here are not those that the keys were checked against."""
     if spec.environment.setup:
         return []  # the job has a Python of its own, about which this one knows nothing
-    used = {"sglang": spec.rollout.sglang, "megatron-core": spec.trainer.megatron}
+    used = {"sglang": spec.rollout.sglang, "sglang-router": spec.rollout.router, "megatron-core": spec.trainer.megatron}
     return [stale for package, keys in used.items() if keys and (stale := load_snapshot(package).stale())]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
-
-from slime_hpc.spec.passthrough.arguments import Argument, Interval, load_snapshot
+from slime_hpc.spec.passthrough.arguments import Argument, Interval, first_match, load_snapshot
 
 _SERVER = "slime-hpc starts the server and decides where it listens"
 _LAYOUT = "follows from rollout.gpus_per_engine; set that instead"
@@ -186,13 +183,9 @@ def sglang_arguments() -> dict[str, Argument]:
 
 def sglang_refusal(name: str) -> str | None:
     """Why no profile may set an argument, or None."""
-    return _first_match(REFUSED, name)
+    return first_match(REFUSED, name)
 
 
 def cpu_refusal(name: str) -> str | None:
     """Why a profile for ``device: cpu`` may not set an argument that others may, or None."""
-    return _first_match(REFUSED_ON_CPU, name)
-
-
-def _first_match(table: Mapping[str, str], name: str) -> str | None:
-    return next((reason for pattern, reason in table.items() if fnmatchcase(name, pattern)), None)
+    return first_match(REFUSED_ON_CPU, name)
