@@ -1,4 +1,4 @@
-"""Tokens per second through our client, router and samples, against SGLang's own bench on the same server.
+"""Tokens per second through our client, the router and samples, against SGLang's own bench on the same server.
 
     python -m benchmarks.generation MODEL_DIR
 
@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,12 @@ from unittest import mock
 
 from benchmarks.engine import RunningEngine, model_plan, running_engine
 from benchmarks.pairs import alternate, table
+from slime_hpc.plan import JobPlan
 from slime_hpc.records import read_jsonl
 from slime_hpc.rollout.data import Draw, Prompt
 from slime_hpc.rollout.generate import generate_groups
 from slime_hpc.rollout.router import Router
+from slime_hpc.rollout.router_server import RouterServer
 
 DEADLINE_S = 600.0
 SEED = 1
@@ -46,17 +49,20 @@ class Load:
         return self.requests * self.response_tokens
 
 
-async def ours(engine: RunningEngine, load: Load, prompts: Sequence[Draw]) -> float:
+async def ours(engine: RunningEngine, server: RouterServer, load: Load, prompts: Sequence[Draw]) -> float:
     """Tokens/s of one round's generation, samples included."""
     sampling = engine.plan.spec.sampling.model_copy(
         update={"n_samples_per_prompt": 1, "rollout_max_response_len": load.response_tokens, "ignore_eos": True}
     )
-    async with engine.client() as client:
+    async with engine.client() as client, server.client() as api:
         await client.flush_cache()
-        router = Router([client], on_silent=_raise)
+        await server.wait_ready(api)
+        router = Router(api, on_silent=_raise)
+        await router.admit([client])
         began = time.perf_counter()
         groups = await generate_groups(router, prompts, sampling, deadline_s=DEADLINE_S)
         seconds = time.perf_counter() - began
+        await api.remove_engine(client.url)
     made = sum(sample.response_length for group in groups for sample in group)
     assert made == load.tokens, f"{made} tokens instead of {load.tokens}"
     return made / seconds
@@ -119,6 +125,17 @@ def same_prompts(load: Load, model: Path) -> list[Draw]:
     return [Draw(i, Prompt("", array("i", row.prompt))) for i, row in enumerate(rows)]
 
 
+@contextmanager
+def running_router(plan: JobPlan) -> Iterator[RouterServer]:
+    """The router of an attempt, started."""
+    server = RouterServer(plan)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
 async def _flush(engine: RunningEngine) -> None:
     async with engine.client() as client:
         await client.flush_cache()
@@ -139,12 +156,16 @@ def main() -> None:
     prompts = same_prompts(load, arguments.model)
     with tempfile.TemporaryDirectory() as scratch:
         plan = model_plan(arguments.model, Path(scratch) / "run")
-        with running_engine(plan) as engine, mock.patch.dict(os.environ, OPENAI_API_KEY=engine.keys.api_key):
+        with (
+            running_engine(plan) as engine,
+            running_router(plan) as server,
+            mock.patch.dict(os.environ, OPENAI_API_KEY=engine.keys.api_key),
+        ):
             print(f"engine started in {engine.started_s:.1f} s", flush=True)
             pairs = alternate(
                 f"{load.requests} × {load.response_tokens} tokens: our client; SGLang's bench",
                 "tokens/s",
-                lambda: asyncio.run(ours(engine, load, prompts)),
+                lambda: asyncio.run(ours(engine, server, load, prompts)),
                 lambda: theirs(engine, load, Path(scratch) / "results.jsonl"),
             )
     print(table([pairs]))
