@@ -61,9 +61,9 @@ def _merged(one: Argument, other: Argument) -> Argument:
 
 
 def _choices(action: argparse.Action, hint: Any) -> tuple[Any, ...]:
-    choices = action.choices or _literals(hint)
-    ordered = sorted(choices) if isinstance(choices, set) else choices
-    return tuple(choice for choice in ordered if choice is not None)
+    """Sorted: the router's parsers come out of a hash table, in another order each time."""
+    known = [choice for choice in action.choices or _literals(hint) if choice is not None]
+    return tuple(sorted(known, key=lambda choice: (str(type(choice)), choice)))
 
 
 def _literals(hint: Any) -> Iterator[Any]:
