@@ -18,10 +18,10 @@ class CpuDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
         with _CudaTypeNames():
             return super()._build_model_and_main_param_groups(*args)
 
-    def sharded_state_dict(self, *args: Any, is_loading: bool = False, **kwargs: Any) -> Any:
+    def sharded_state_dict(self, model: Any, is_loading: bool = False, *args: Any, **kwargs: Any) -> Any:
         if is_loading:
             self._allocate_state()  # else it finds no step, and asserts that there is one
-        return super().sharded_state_dict(*args, is_loading=is_loading, **kwargs)
+        return super().sharded_state_dict(model, is_loading, *args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def save_state(directory: Path, model: GPTModel, optimizer: MegatronOptimizer, s
         "rng": _sharded_rng(),
         "step": step,
         "layout": _layout(),
-        "optimizer_class": type(optimizer).__name__,
+        "use_distributed_optimizer": optimizer.config.use_distributed_optimizer,
     }
     dist_checkpointing.save(state, str(directory), sharded_strategy=strategy)
     reports = strategy.file_system.reports()
@@ -79,7 +80,7 @@ def load_state(directory: Path, model: GPTModel, optimizer: MegatronOptimizer, s
         saved = dist_checkpointing.load_common_state_dict(str(directory))
         step: int = saved["step"]
         same_layout: bool = saved["layout"] == _layout()
-        _require_class(optimizer, saved["optimizer_class"])
+        _require_kind(optimizer, saved["use_distributed_optimizer"])
         wanted = _sharded_state(model, optimizer, is_loading=True) | ({"rng": _sharded_rng()} if same_layout else {})
         state = dist_checkpointing.load(wanted, str(directory))
         model.load_state_dict(state["model"])
@@ -118,11 +119,12 @@ def _first_failure(error: BaseException) -> BaseException:
     return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
-def _require_class(optimizer: MegatronOptimizer, saved: str) -> None:
-    if type(optimizer).__name__ != saved:
+def _require_kind(optimizer: MegatronOptimizer, saved: bool) -> None:
+    now = optimizer.config.use_distributed_optimizer
+    if now != saved:
         raise UserError(
-            f"the checkpoint is of a {saved}, the profile asks for a {type(optimizer).__name__};"
-            " set trainer.megatron.use_distributed_optimizer to what it was"
+            f"trainer.megatron.use_distributed_optimizer is {json.dumps(now)}, and was {json.dumps(saved)} when the"
+            " checkpoint was saved; set it to what it was"
         )
 
 

@@ -182,7 +182,8 @@ def optimizer_settings(rank: int) -> dict[str, Any]:
 def fill_with_moments(kind: str) -> None:
     """Put them where the weights are: into a rank's own share of the DDP buffer, which is then gathered."""
     trainer = Held.trainer
-    optimizer, state = trainer._optimizer, trainer._optimizer.optimizer.state
+    (optimizer,) = getattr(trainer._optimizer, "chained_optimizers", [trainer._optimizer])
+    state = optimizer.optimizer.state
     if not trainer._ddp.ddp_config.use_distributed_optimizer:
         for p in trainer._model.parameters():
             p.copy_(state[p][kind])
