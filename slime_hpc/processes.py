@@ -15,6 +15,7 @@ _EXEC_S = 0.1
 """Between execve's two halves a process has no environment; the kernel takes microseconds, a busy machine longer."""
 _POLL_S = 0.002
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def read_environ(pid: int) -> frozenset[bytes]:
@@ -51,7 +52,12 @@ def die_with_parent(parent_pid: int) -> None:
 
     Set here and not between fork and exec: Python code there can deadlock in a threaded parent.
     """
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    kill_with_parent()
     if os.getppid() != parent_pid:
         sys.exit(f"the process that started this one (pid {parent_pid}) is gone")
+
+
+def kill_with_parent() -> None:
+    """The same where the process is not ours to write: for ``preexec_fn``, one call into a library that is loaded."""
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from slime_hpc.plan import JobPlan
+from slime_hpc.processes import kill_with_parent
 from slime_hpc.render import in_environment
 from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.slurm.commands import SlurmCli
@@ -16,7 +17,7 @@ from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.slurm.steps import Step
 from slime_hpc.supervisor.address import ONE_HOST, node_name
 from slime_hpc.supervisor.cause import Cause, Ending
-from slime_hpc.supervisor.raylet import LOOPBACK_ENV, die_with_parent
+from slime_hpc.supervisor.raylet import LOOPBACK_ENV
 from slime_hpc.types import Role
 
 
@@ -77,7 +78,7 @@ class LocalLauncher:
                 env={**os.environ, ONE_HOST: "1", **LOOPBACK_ENV},
                 start_new_session=True,  # a terminal's Ctrl-C is ours to hear, and kills a raylet at once
                 # An agent sees by itself that we are gone, and still has its node to clear.
-                preexec_fn=die_with_parent if step.overlap else None,  # noqa: PLW1509 - one call into a loaded library
+                preexec_fn=kill_with_parent if step.overlap else None,  # noqa: PLW1509 - made for it
             )
 
     def queue(self) -> list[QueueRow]:

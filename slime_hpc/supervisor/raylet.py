@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_hpc.processes import kill_with_parent
 from slime_hpc.supervisor.address import free_ports
 from slime_hpc.supervisor.sweep import TAG
 
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 """Rounds pass through it as lists of token ids: megabytes."""
 
 LOOPBACK_ENV = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """As on those systems, Ray then takes 127.0.0.1 for its address, and its servers listen there only."""
 
-_SLURMS = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|PMI|PMIX|SUBMITIT)_?")
-
-
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Threads that wait for each other spin otherwise, and where others want their cores a copy of 500 MB takes seconds."""
+
+_SLURMS = re.compile(r"(SLURM|SLURMD|SRUN|SBATCH|PMI|PMIX|SUBMITIT)_?")
 
 
 @dataclass(frozen=True)
@@ -124,10 +120,5 @@ def start_raylet(config: RayletConfig, log: Path) -> subprocess.Popen[bytes]:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=raylet_env(os.environ, config),
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into a library that is loaded already
+            preexec_fn=kill_with_parent,  # noqa: PLW1509 - made for it
         )
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process when the thread that started it ends."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -29,7 +29,8 @@ def export_checkpoint(plan: JobPlan, checkpoint: Path, directory: Path, origin: 
     _join_alone()
     source = plan.spec.model.hf_checkpoint
     config = read_hf_config(source)
-    settings = megatron_settings({**plan.spec.trainer.megatron, "tensor_model_parallel_size": 1})
+    alone = {"tensor_model_parallel_size": 1, "sequence_parallel": False}
+    settings = megatron_settings({**plan.spec.trainer.megatron, **alone})
     model = build_model(config, get_device(plan.cluster.device).torch_dtype(), settings)
     loaded = dist_checkpointing.load({"model": model.sharded_state_dict(prefix="")}, str(checkpoint))
     model.load_state_dict(loaded["model"])

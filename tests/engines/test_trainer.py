@@ -501,11 +501,12 @@ def test_missing_and_unknown_tensors_are_refused(tiny_model: Path, tmp_path: Pat
 def test_one_process_exports_what_two_ranks_saved(
     start_trainer: StartTrainer, tiny_model: Path, tmp_path: Path
 ) -> None:
-    trainer = start_trainer(tiny_model, 2, lr=LR, tensor_model_parallel_size=2)
+    parallel = {"tensor_model_parallel_size": 2, "sequence_parallel": True}
+    trainer = start_trainer(tiny_model, 2, lr=LR, **parallel)
     trainer(on_rank.train, make_batch(4))
     trainer(on_rank.save, tmp_path / "checkpoint")
     trainer(on_rank.export, tmp_path / "model")
-    plan = on_rank.trainer_plan(tmp_path, tiny_model, tensor_model_parallel_size=2)
+    plan = on_rank.trainer_plan(tmp_path, tiny_model, **parallel)
     code = (
         "import sys; from pathlib import Path; from slime_hpc.plan import JobPlan\n"
         "from slime_hpc.trainer.export import export_checkpoint\n"
