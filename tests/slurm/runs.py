@@ -51,13 +51,19 @@ class TestRun:
     cluster: RunningDevCluster
     before: frozenset[int]
     """Processes on the cluster's nodes when the run was submitted."""
+    number: int = 1
+    """Of the attempt that is looked at."""
 
     @property
     def attempt(self) -> AttemptDir:
-        return self.dir.attempt(1)
+        return self.dir.attempt(self.number)
 
     def rounds(self) -> list[dict[str, Any]]:
+        """Of all attempts."""
         return list(read_jsonl(self.dir.metrics))
+
+    def own_rounds(self) -> list[dict[str, Any]]:
+        return [row for row in self.rounds() if row["attempt"] == self.number]
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         rows = [row for path in self.dir.all_events() for row in read_jsonl(path)]
@@ -68,11 +74,11 @@ class TestRun:
         return status
 
     def wait_until(self, happened: Callable[[], bool], what: str, timeout_s: float = 240) -> None:
-        """The run must not end before."""
+        """The attempt must not end before."""
 
         def look() -> bool:
             ended = self.attempt.ended
-            assert not ended.exists(), f"the run ended early: {ended.read_text()}"
+            assert not ended.exists(), f"attempt {self.number} ended early: {self.last_words()}"
             return happened()
 
         wait_for(look, timeout_s, what)
@@ -84,11 +90,12 @@ class TestRun:
         return ended
 
     def require_finished(self, timeout_s: float) -> None:
-        """Else the assertion shows how it ended, and the last words of every log of the attempt."""
-        ended = self.wait_for_end(timeout_s)
-        if ended["cause"] != "finished":
-            logs = [f"--- {path.name}\n{tail(path)}" for path in sorted(self.attempt.logs.iterdir())]
-            raise AssertionError("\n".join([json.dumps(ended, indent=1), *logs]))
+        assert self.wait_for_end(timeout_s)["cause"] == "finished", self.last_words()
+
+    def last_words(self) -> str:
+        """How the attempt ended, and the end of each of its logs."""
+        logs = [f"--- {path.name}\n{tail(path)}" for path in sorted(self.attempt.logs.iterdir())]
+        return "\n".join([self.attempt.ended.read_text(encoding="utf-8"), *logs])
 
     def leftovers(self) -> list[str]:
         """What is on the cluster's nodes that was not before, after a grace for Slurm to collect its own processes."""

@@ -1,14 +1,19 @@
-"""One run in three attempts: requeued by Slurm, then killed outright, then resumed with another tensor parallelism."""
+"""One run in three attempts over up to four nodes: requeued by Slurm, killed outright, resumed in another shape.
+
+The first two train with data parallelism 2 and one engine, the third with tensor parallelism 2 and two engines, of
+which one dies on the way.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from devclusters import RunningDevCluster
@@ -17,26 +22,17 @@ from runs import TestRun, slime_hpc, submit_quickstart, wait_for
 from slime_hpc.checkpoint import complete_checkpoints
 from slime_hpc.records import read_json, read_jsonl, surviving_rounds
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(1500)
 
 INTERVAL = 3
-PROMPTS = 4
+PROMPTS, SAMPLES = 4, 8
 START_S = 480
-
-
-def trained_by(run: TestRun, attempt: int) -> list[dict[str, Any]]:
-    return [row for row in run.rounds() if row["attempt"] == attempt]
-
-
-def wait_for_rounds(run: TestRun, attempt: int, count: int) -> None:
-    """Of an attempt that must not end before."""
-
-    def look() -> bool:
-        ended = run.dir.attempt(attempt).ended
-        assert not ended.exists(), f"attempt {attempt} ended early: {ended.read_text()}"
-        return len(trained_by(run, attempt)) >= count
-
-    wait_for(look, START_S, f"round {count} of attempt {attempt}")
+FIRST_SHAPE = {"trainer.nodes": 2, "trainer.megatron.use_distributed_optimizer": "true"}
+OTHER_SHAPE = {
+    "trainer.megatron.tensor_model_parallel_size": 2,
+    "rollout.nodes": 2,
+    "rollout.update_weight_buffer_size": 65536,  # several buckets of the tiny model
+}
 
 
 def kill_everything(run: TestRun) -> None:
@@ -54,47 +50,64 @@ def kill_everything(run: TestRun) -> None:
     wait_for(look, 30, "the end of all processes")
 
 
-def is_over(run: TestRun, job_id: str) -> bool:
-    states = run.cluster.run("squeue", "--noheader", "--format=%T", f"--jobs={job_id}").stdout.split()
+def is_over(run: TestRun) -> bool:
+    states = run.cluster.run("squeue", "--noheader", "--format=%T", f"--jobs={run.job_id}").stdout.split()
     return not set(states) & {"RUNNING", "PENDING", "COMPLETING"}
 
 
+def train(run: TestRun, rounds: int) -> None:
+    run.wait_until(lambda: len(run.own_rounds()) >= rounds, f"round {rounds} of attempt {run.number}", START_S)
+
+
 @pytest.fixture(scope="module")
-def resumed(devcluster: RunningDevCluster, model: Path) -> Iterator[TestRun]:
+def attempts(devcluster: RunningDevCluster, model: Path) -> Iterator[list[TestRun]]:
+    """The run, as looked at in each of its attempts."""
     directory = Path(tempfile.mkdtemp(prefix="slime-hpc-run-"))
-    run = submit_quickstart(devcluster, directory, model, **{"checkpoint.interval": INTERVAL, "num_rollout": 100_000})
-    jobs = [run.job_id]
+    settings = {"checkpoint.interval": INTERVAL, "num_rollout": 100_000, **FIRST_SHAPE}
+    first = submit_quickstart(devcluster, directory, model, **settings)
+    jobs = [first.job_id]
     try:
-        wait_for_rounds(run, 1, 5)
-        done = devcluster.run("scontrol", "requeue", run.job_id)
+        train(first, 5)
+        done = devcluster.run("scontrol", "requeue", first.job_id)
         assert done.returncode == 0, done.stderr
-        wait_for(run.dir.attempt(2).owner.exists, START_S, "attempt 2")
-        wait_for_rounds(run, 2, 5)
-        kill_everything(run)
-        wait_for(lambda: is_over(run, run.job_id), 120, "the end of the job")
-        rounds = surviving_rounds(run.rounds())[-1]["round"] + 4
-        shape = ("trainer.nodes=2", "trainer.megatron.tensor_model_parallel_size=2", f"num_rollout={rounds}")
-        slime_hpc("resume", run.dir.path, *(f"--set={change}" for change in shape))
-        jobs.append(read_json(run.dir.submit)["job_id"])
-        ended = run.dir.attempt(3).ended
-        wait_for(ended.exists, START_S, "the end of attempt 3")
-        assert read_json(ended)["cause"] == "finished", ended.read_text()
-        yield run
+        second = dataclasses.replace(first, number=2)
+        wait_for(second.attempt.owner.exists, START_S, "attempt 2")
+        train(second, 5)
+        kill_everything(second)
+        wait_for(lambda: is_over(second), 120, "the end of the job")
+        rounds = surviving_rounds(second.rounds())[-1]["round"] + 20
+        changes = {"num_rollout": rounds, **OTHER_SHAPE}
+        slime_hpc("resume", second.dir.path, *(f"--set={key}={value}" for key, value in changes.items()))
+        third = dataclasses.replace(first, number=3, job_id=read_json(first.dir.submit)["job_id"])
+        jobs.append(third.job_id)
+        train(third, 5)
+        (victim,) = (
+            row["pid"] for row in third.events("engine_started") if (row["attempt"], row["engine"]) == (3, "engine 1")
+        )
+        os.kill(victim, signal.SIGKILL)
+        third.require_finished(START_S)
+        yield [first, second, third]
     finally:
         devcluster.run("scancel", *jobs)
         shutil.rmtree(directory)
 
 
-def test_each_attempt_goes_on_after_the_newest_checkpoint(resumed: TestRun) -> None:
-    starts = {row["attempt"]: row for row in resumed.events("resumes")}
+@pytest.fixture
+def resumed(attempts: list[TestRun]) -> TestRun:
+    """In its last attempt."""
+    return attempts[-1]
+
+
+def test_each_attempt_goes_on_after_the_newest_checkpoint(attempts: list[TestRun]) -> None:
+    starts = {row["attempt"]: row for row in attempts[-1].events("resumes")}
     assert sorted(starts) == [2, 3]
-    for number, start in starts.items():
-        last = [row["round"] for row in trained_by(resumed, number - 1)][-1]
-        rounds = [row["round"] for row in trained_by(resumed, number)]
+    for before, run in itertools.pairwise(attempts):
+        start, last = starts[run.number], before.own_rounds()[-1]["round"]
+        rounds = [row["round"] for row in run.own_rounds()]
         assert start["round"] % INTERVAL == INTERVAL - 1 and 0 <= last - start["round"] <= INTERVAL
         assert rounds == list(range(start["round"] + 1, start["round"] + 1 + len(rounds)))
         assert start["lost"] == last - start["round"]
-    surviving = surviving_rounds(resumed.rounds())
+    surviving = surviving_rounds(attempts[-1].rounds())
     assert [row["round"] for row in surviving] == list(range(len(surviving)))
 
 
@@ -102,6 +115,7 @@ def test_no_prompt_is_left_out_or_drawn_twice(resumed: TestRun) -> None:
     for row in surviving_rounds(resumed.rounds()):
         samples = list(read_jsonl(resumed.dir.rollout(row["round"], row["attempt"])))
         first = row["round"] * PROMPTS
+        assert len(samples) == PROMPTS * SAMPLES
         assert {sample["group_index"] for sample in samples} == set(range(first, first + PROMPTS))
         assert {sample["weight_version"] for sample in samples} == {f"a{row['attempt']}.v{row['round']}"}
 
@@ -110,26 +124,41 @@ def test_engines_serve_what_the_trainer_goes_on_with(resumed: TestRun) -> None:
     assert max(row["train/train_rollout_logprob_abs_diff_max"] for row in resumed.rounds()) < 1e-5
 
 
-def test_the_policy_keeps_what_it_learned(resumed: TestRun) -> None:
+def test_the_policy_keeps_what_it_learned(attempts: list[TestRun]) -> None:
     """A policy that began anew would be back at 0.1; so would, soon, one whose optimizer forgot its moments."""
-    for attempt in (2, 3):
-        before = trained_by(resumed, attempt - 1)[-1]["rollout/raw_reward"]
-        after = trained_by(resumed, attempt)[0]["rollout/raw_reward"]
-        assert after > before - 0.2, (attempt, before, after)
+    for earlier, later in itertools.pairwise(attempts):
+        before = earlier.own_rounds()[-1]["rollout/raw_reward"]
+        after = later.own_rounds()[0]["rollout/raw_reward"]
+        assert after > before - 0.2, (later.number, before, after)
 
 
-def test_the_newest_checkpoint_is_of_the_new_shape(resumed: TestRun) -> None:
+def test_ranks_and_engines_are_spread_over_the_nodes(attempts: list[TestRun]) -> None:
+    for run, engines in zip(attempts, (1, 1, 2), strict=True):
+        nodes = read_json(run.attempt.allocation)
+        (ready,) = (row for row in run.events("trainer_ready") if row["attempt"] == run.number)
+        assert (ready["ranks"], ready["nodes"]) == (2, nodes["trainer"])
+        started = {r["engine"]: r["node"] for r in run.events("engine_started") if r["attempt"] == run.number}
+        assert started == {f"engine {i}": nodes["rollout"][i] for i in range(engines)}
+
+
+def test_the_run_goes_on_without_the_dead_engine(resumed: TestRun) -> None:
+    (dropped,) = resumed.events("engine_dropped")
+    assert (dropped["attempt"], dropped["engine"], dropped["left"]) == (3, "engine 1", 1)
+    assert "SIGKILL" in dropped["detail"]
+
+
+def test_the_newest_checkpoint_is_of_the_last_round(resumed: TestRun) -> None:
     newest = complete_checkpoints(resumed.dir)[-1].manifest
     assert (newest.attempt, newest.round) == (3, resumed.rounds()[-1]["round"])
-    assert resumed.events("trainer_ready")[-1]["ranks"] == 2
     assert (resumed.dir.model / "model.safetensors").exists()
 
 
-def test_status_tells_the_whole_story(resumed: TestRun) -> None:
-    status = resumed.status()
+def test_status_tells_the_whole_story(attempts: list[TestRun]) -> None:
+    status = attempts[-1].status()
     assert (status["state"], status["verdict"]) == ("ended", "finished")
     first, second, third = status["attempts"]
-    assert first["job_id"] == second["job_id"] == resumed.job_id != third["job_id"]
+    assert [a["job_id"] for a in status["attempts"]] == [run.job_id for run in attempts]
+    assert first["job_id"] != third["job_id"]
     assert (second["cause"], third["cause"]) == ("unknown", "finished")
     assert second["started"] < second["ended"] < third["started"]
 
