@@ -94,7 +94,8 @@ def train_step(
 ) -> dict[str, float]:
     """Update the policy once with the whole batch, shared out over the data-parallel ranks. Collective.
 
-    Gradients are summed up over micro-batches of at most ``max_tokens`` tokens.
+    Gradients are summed up over micro-batches of at most ``max_tokens`` tokens. A sample without advantage, as are all
+    those of a group with equal rewards, has none, and is only measured.
     Loss and metrics are means over the batch's samples of means over a sample's tokens. Returns slime's metrics.
     """
     from megatron.core import parallel_state
@@ -106,12 +107,17 @@ def train_step(
     optimizer.zero_grad()
     sums, largest_diff = torch.zeros(3), torch.zeros(())
     mine = range(dp_rank, samples, dp_size)
-    for picked in micro_batches([len(batch.tokens[i]) for i in mine], max_tokens):
-        terms, diff = _loss_terms(model, make_micro_batch(batch, [mine[i] for i in picked]), algorithm, temperature)
-        # DDP averages gradients over the ranks; the batch's mean wants their sum.
-        (terms[0] * dp_size / samples).backward()
-        sums += terms.detach()
-        largest_diff = torch.maximum(largest_diff, diff)
+    for has_gradient in (True, False):
+        chosen = [i for i in mine if (batch.advantages[i] != 0) is has_gradient]
+        for picked in micro_batches([len(batch.tokens[i]) for i in chosen], max_tokens):
+            micro_batch = make_micro_batch(batch, [chosen[i] for i in picked])
+            with torch.set_grad_enabled(has_gradient):
+                terms, diff = _loss_terms(model, micro_batch, algorithm, temperature)
+            if has_gradient:
+                # DDP averages gradients over the ranks; the batch's mean wants their sum.
+                (terms[0] * dp_size / samples).backward()
+            sums += terms.detach()
+            largest_diff = torch.maximum(largest_diff, diff)
     finalize_model_grads([model])
     _, grad_norm, _ = optimizer.step()
     group = parallel_state.get_data_parallel_group()

@@ -136,17 +136,19 @@ def test_model_is_the_one_transformers_loads(
 
 
 def make_batch(samples: int, seed: int = 0) -> TrainBatch:
-    """Samples of different lengths, some tokens masked; the last of several has no response at all."""
+    """Samples of different lengths, some tokens masked; of several one has no advantage, the last no response."""
     rng = random.Random(seed)
     lengths = [(rng.randint(2, 6), rng.randint(3, 12)) for _ in range(samples)]
+    advantages = [rng.uniform(-2, 2) for _ in lengths]
     if samples > 1:
         lengths[-1] = (4, 0)
+        advantages[0] = 0.0
     return TrainBatch(
         tokens=[[rng.randrange(512) for _ in range(prompt + response)] for prompt, response in lengths],
         response_lengths=[response for _, response in lengths],
         loss_masks=[[int(i % 4 != 1) for i in range(response)] for _, response in lengths],
         rollout_log_probs=[[-rng.uniform(2, 8) for _ in range(response)] for _, response in lengths],
-        advantages=[rng.uniform(-2, 2) for _ in lengths],
+        advantages=advantages,
     )
 
 
