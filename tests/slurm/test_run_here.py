@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from runs import QUICKSTART, slime_hpc, wait_for
+from runs import EXAMPLES, slime_hpc, wait_for
 
 from slime_hpc.records import read_json, read_jsonl
 from slime_hpc.run_dir import RunDir
@@ -76,7 +76,7 @@ def start(directory: Path, model: Path, num_rollout: int) -> LocalRun:
     profile_dir = directory / "quickstart"
     profile_dir.mkdir()
     for name in ("profile.yaml", "prompts.jsonl", "reward.py"):
-        shutil.copy(QUICKSTART / name, profile_dir)
+        shutil.copy(EXAMPLES / "quickstart" / name, profile_dir)
     run = RunDir(directory / "run")
     sets = {"run_dir": run.path, "model.hf_checkpoint": model, "num_rollout": num_rollout, "checkpoint.interval": 2}
     command = [sys.executable, "-c", "from slime_hpc.cli import main; main()", "run", str(profile_dir / "profile.yaml")]
