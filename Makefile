@@ -24,12 +24,13 @@ check: setup
 
 setup: $(STAMP)
 
-# uv installs the lock: pip takes minutes for the same, and fills the disk twice.
+# uv installs the lock: pip takes minutes for the same, and fills the disk twice. With bytecode: where Python may not
+# write it, each process of each run would compile torch and SGLang anew, which is most of an engine's start.
 $(STAMP): $(LOCK) requirements/bootstrap.txt pyproject.toml | compiler
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH; install Python 3.11, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	test -d .venv || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bootstrap.txt
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes $(LOCK) requirements/bootstrap.txt
+	$(BIN)/uv pip sync --quiet --compile-bytecode --python $(BIN)/python --require-hashes $(LOCK) requirements/bootstrap.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
