@@ -36,10 +36,14 @@ OTHER_SHAPE = {
 
 
 def kill_everything(run: TestRun) -> None:
-    """SIGKILL to all that the job has on its nodes, srun and slurmstepd too, until there is nothing left of it."""
+    """SIGKILL to all that the job has on its nodes, srun too, until there is nothing left of it.
+
+    Not to slurmstepd, which is Slurm's: without it Slurm hears of the end only minutes later.
+    """
 
     def look() -> bool:
-        new = [pid for pid in run.cluster.traces().processes() if pid not in run.before]
+        there = run.cluster.traces().processes()
+        new = [pid for pid, line in there.items() if pid not in run.before and not line.startswith("slurmstepd")]
         for pid in new:
             try:
                 os.kill(pid, signal.SIGKILL)
