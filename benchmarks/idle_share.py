@@ -22,25 +22,21 @@ OTHER = ("reward", "eval")
 def shares(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Share of the wall time by phase; ``idle`` as the formula has it, ``between`` what belongs to no phase at all.
 
-    Wall time is from a round's record to the next one's, so that writing them counts, too; a first round, before
+    Wall time is from a round's record to the next one's, so that writing them counts, too; the first round, before
     which there is no record, has its own ``perf/step_time``.
     """
-    wall = sum(_wall(row, previous) for row, previous in zip(rows, [None, *rows[:-1]], strict=True))
+    wall = rows[0]["perf/step_time"] + rows[-1]["time"] - rows[0]["time"]
     spent = {phase: sum(row.get(f"perf/{phase}_time", 0.0) for row in rows) / wall for phase in (*WORK, *OTHER)}
     idle = 1 - sum(spent[phase] for phase in WORK)
     return {**spent, "idle": idle, "between": idle - sum(spent[phase] for phase in OTHER)}
-
-
-def _wall(row: dict[str, Any], previous: dict[str, Any] | None) -> float:
-    if previous is None or previous["attempt"] != row["attempt"]:
-        return float(row["perf/step_time"])
-    return float(row["time"] - previous["time"])
 
 
 def main(run_dir: str) -> None:
     rows = list(read_jsonl(RunDir(Path(run_dir)).metrics))
     if not rows:
         sys.exit(f"{run_dir} has no trained round yet")
+    if rows[-1]["attempt"] != 1:
+        sys.exit(f"{run_dir} has several attempts: what went by between them is in no record of a round")
     print(f"{len(rows)} rounds")
     for phase, share in shares(rows).items():
         print(f"{phase:14} {100 * share:6.2f} %")

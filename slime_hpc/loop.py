@@ -63,12 +63,13 @@ async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec, first_roun
             require_finite(trained, round_)
         with clock("update_weights"):
             await fleet.publish_weights()
-        if is_due(round_, spec.num_rollout, spec.checkpoint.interval):
-            with clock("save"):
-                await fleet.save(round_)
         if spec.eval.sets and is_due(round_, spec.num_rollout, spec.eval.interval):
             with clock("eval"):
                 trained |= recorder.evaluated(round_ + 1, await fleet.evaluate())
+        # Last, since nothing of a round that is saved is done again.
+        if is_due(round_, spec.num_rollout, spec.checkpoint.interval):
+            with clock("save"):
+                await fleet.save(round_)
         recorder.round_done(round_, groups, {**trained, **clock.metrics()})
     recorder.phase("export", spec.num_rollout)
     await fleet.export()

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-NUMBER = re.compile(r"(?<!\d)-?\d[\d,]*(?:\.\d+)?")
+NUMBER = re.compile(r"(?<!\d)-?\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def exact(args: Any, sample: Any, **kwargs: Any) -> float:

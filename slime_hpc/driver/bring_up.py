@@ -20,6 +20,7 @@ from slime_hpc.records import EventLog, read_json
 from slime_hpc.rewards.pool import RewardPool
 from slime_hpc.rollout.client import EngineClient, EngineKeys, RouterClient
 from slime_hpc.rollout.data import PromptSet, PromptSource, load_prompts
+from slime_hpc.rollout.engine import engine_args, prompt_room
 from slime_hpc.rollout.router_server import RouterServer
 from slime_hpc.run_dir import RunDir
 from slime_hpc.spec.run import Data, Sampling
@@ -186,9 +187,11 @@ def _load_prompts(plan: JobPlan, start: Checkpoint | None) -> tuple[PromptSource
     model, spec = plan.spec.model.hf_checkpoint, plan.spec
     context = AutoConfig.from_pretrained(model).max_position_embeddings
     tokenizer = AutoTokenizer.from_pretrained(model)
+    args = engine_args(plan, 0, host="", port=0)
 
     def load(data: Data, sampling: Sampling) -> PromptSet:
-        return load_prompts(data, tokenizer, max_tokens=context - sampling.rollout_max_response_len)
+        room = prompt_room(args, context, sampling.rollout_max_response_len)
+        return load_prompts(data, tokenizer, max_tokens=room)
 
     training = load(spec.data, spec.sampling)
     eval_sets = {

@@ -103,6 +103,13 @@ class Driver:
             self._inbox.put(fault_of_loop(error))
 
     async def _bring_up_and_train(self) -> None:
+        try:
+            await self._bring_up_and_run()
+        except BaseException as error:
+            self._inbox.put(fault_of_loop(error))  # at once: asyncio.run first waits for threads, which may hang
+            raise
+
+    async def _bring_up_and_run(self) -> None:
         recorder = RunRecorder(self._run, self._plan.attempt, self._plan.spec.num_rollout, self._log)
         self._engines = Engines(self._inbox.put, self._log, lambda member: kill_actor(member.actor))
         start = await asyncio.to_thread(find_start, self._run, self._log)

@@ -13,12 +13,10 @@ from typing import Self
 from pebble import CONSTS, ProcessExpired, ProcessPool
 
 from slime_hpc.errors import RunFailed, UserError
-from slime_hpc.rewards.worker import Args, Outcome, find_problem, grade, prepare
+from slime_hpc.rewards.worker import IMPORT_TIMEOUT_S, Args, Outcome, find_problem, grade, prepare
 from slime_hpc.spec.run import Reward, RunSpec
 from slime_hpc.types import Sample
 
-IMPORT_TIMEOUT_S = 120.0
-"""Importing a reward's module on a cold shared file system."""
 CLOSE_TIMEOUT_S = 10.0
 CONSTS.term_timeout = 0.2
 """Seconds from SIGTERM to SIGKILL: inside a job the workers inherit a mask that blocks SIGTERM."""
@@ -36,7 +34,7 @@ class RewardError(RunFailed):
 class RewardPool:
     """Calls ``module.function(args, sample)``, sync or async, with a hard time limit for each sample.
 
-    A user's function that fails ends the run. One of our verifiers that hangs or dies on an answer has not
+    A user's function that fails ends the run. One of our verifiers that hangs, dies or chokes on an answer has not
     verified it: the sample gets 0, and ``metadata["unverified"]`` says why.
 
     Workers are fresh interpreters (spawn): forking a process that has threads can deadlock.
@@ -50,7 +48,7 @@ class RewardPool:
         self._pool = ProcessPool(
             max_workers=workers or len(os.sched_getaffinity(0)),
             initializer=prepare,
-            initargs=(profile_dir, self._path if reward.rm_type else None),
+            initargs=(profile_dir, self._path),
             context=multiprocessing.get_context("spawn"),
         )
 

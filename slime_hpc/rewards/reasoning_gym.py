@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from typing import Any
 
 from reasoning_gym.utils import extract_answer
 
+from slime_hpc.rewards.worker import Unverifiable
 from slime_hpc.spec.run import ReasoningGym
 from slime_hpc.spec.sources import open_reasoning_gym
 from slime_hpc.types import Sample
@@ -21,7 +23,13 @@ def grade(args: Any, sample: Sample) -> float:
     dataset = _dataset(json.dumps(sample.metadata["reasoning_gym"], sort_keys=True))
     entry = {"question": sample.prompt, "answer": sample.label, "metadata": sample.metadata}
     answer = extract_answer(sample.response) or sample.response.strip()
-    return float(dataset.score_answer(answer, entry))
+    try:
+        score = float(dataset.score_answer(answer, entry))
+    except Exception as error:  # some of the package's verifiers take any answer for one of the form they asked for
+        raise Unverifiable(f"{type(error).__name__}: {error}") from error
+    if not math.isfinite(score):
+        raise Unverifiable(f"its score is {score}")
+    return score
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import json
 import math
 import multiprocessing
 import os
@@ -20,6 +21,8 @@ from typing import Any
 
 from slime_hpc.types import Sample
 
+IMPORT_TIMEOUT_S = 120.0
+"""Importing a reward's module on a cold shared file system."""
 TRACEBACK_LINES = 8
 
 
@@ -31,7 +34,11 @@ class Outcome:
     metadata: dict[str, Any] | None = None
     problem: str | None = None
     killed: bool = False
-    """It had no say: its process hung or died."""
+    """It had no say: its process hung or died, or it could not make sense of the answer."""
+
+
+class Unverifiable(Exception):
+    """A verifier of ours could not make sense of an answer."""
 
 
 class Args(SimpleNamespace):
@@ -41,15 +48,17 @@ class Args(SimpleNamespace):
         raise AttributeError(f"args.{name} is read-only")
 
 
-def prepare(profile_dir: Path, verifier: str | None) -> None:
+def prepare(profile_dir: Path, path: str) -> None:
     """Make modules beside the profile importable, and end this worker when its parent does, even in a call.
 
-    A verifier of ours is imported at once: its seconds of imports are no sample's.
+    The reward is imported at once: its seconds of imports are no sample's.
     """
     sys.path.insert(0, str(profile_dir))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if verifier is not None:
-        find_problem(verifier)
+    overdue = threading.Timer(IMPORT_TIMEOUT_S, os._exit, args=[1])
+    overdue.start()
+    find_problem(path)
+    overdue.cancel()
 
 
 def _end_with_parent() -> None:
@@ -74,10 +83,16 @@ def grade(path: str, args: Args, sample: Sample) -> Outcome:
         value = _load(path)(args, sample)
         if inspect.isawaitable(value):
             value = asyncio.run(_wait_for(value))
+    except Unverifiable as error:
+        return Outcome(problem=str(error), killed=True)
     except BaseException as error:  # noqa: BLE001 - user code: a SystemExit must not end the worker unexplained
         return Outcome(problem=_tail(error))
     if isinstance(value, bool) or not _is_number(value):
         return Outcome(problem=f"returned {value!r}, not a finite number")
+    try:
+        json.dumps(sample.metadata)
+    except (TypeError, ValueError) as error:
+        return Outcome(problem=f"left metadata that is no JSON value: {error}")
     return Outcome(float(value), sample.metadata)
 
 

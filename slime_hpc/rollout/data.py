@@ -89,7 +89,7 @@ def load_prompts(data: Data, tokenizer: Tokenizer, *, max_tokens: int) -> Prompt
     short = [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
     if not short:
         raise UserError(
-            f"{source}: all {len(prompts)} prompts have more than {max_tokens} tokens, what the model's"
+            f"{source}: all {len(prompts)} prompts have more than {max_tokens} tokens, what the engine's"
             " context leaves beside the response; shorten them or lower sampling.rollout_max_response_len"
         )
     return PromptSet(source, short, too_long=len(prompts) - len(short))
@@ -98,6 +98,10 @@ def load_prompts(data: Data, tokenizer: Tokenizer, *, max_tokens: int) -> Prompt
 def _tokenize(rows: Iterable[PromptRow], tokenizer: Tokenizer, apply_chat_template: bool) -> Iterator[Prompt]:
     for row in rows:
         text = _apply_template(row, tokenizer) if apply_chat_template else str(row.prompt)
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"{row.where}: the prompt is not valid Unicode: {error}") from error
         tokens = array("i", tokenizer.encode(text, add_special_tokens=False))
         try:
             json.dumps([row.label, row.metadata])

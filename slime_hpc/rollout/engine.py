@@ -53,6 +53,16 @@ def engine_args(plan: JobPlan, index: int, *, host: str, port: int) -> dict[str,
     return {**get_device(plan.cluster.device).sglang_args(), **spec.rollout.sglang, **owned}
 
 
+def prompt_room(args: Mapping[str, object], context: int, response: int) -> int:
+    """Tokens of the longest prompt that an engine of these arguments completes with ``response`` tokens.
+
+    ``context`` is the model's. Source: SGLang 0.5.23, ``validate_input_length`` and ``Scheduler.max_req_len``.
+    """
+    limits = (args.get("context_length"), args.get("max_total_tokens"))
+    room = min(context, *(n for n in limits if isinstance(n, int)))
+    return min(room - 2 - response, room - 7)
+
+
 def engine_env(inherited: Mapping[str, str], device_env: Mapping[str, str]) -> dict[str, str]:
     """The server's environment: what there is, with the device's own on top and its PYTHONPATH in front."""
     paths = [env["PYTHONPATH"] for env in (device_env, inherited) if env.get("PYTHONPATH")]

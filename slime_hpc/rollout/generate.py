@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from slime_hpc.errors import DeadlineExceeded
+from slime_hpc.errors import ClusterError, DeadlineExceeded
 from slime_hpc.rollout.client import Completion
 from slime_hpc.rollout.data import Draw
 from slime_hpc.rollout.router import Router
@@ -59,9 +59,12 @@ async def _all_in_time(tasks: Sequence[asyncio.Task[None]], deadline_s: float, r
     for task in done:
         task.result()
     if late:
+        try:
+            engines = ", ".join(await router.busy()) or "engines that the router does not tell"
+        except ClusterError as error:
+            engines = f"engines that cannot be told: {error}"
         raise DeadlineExceeded(
-            f"{len(late)} of {len(tasks)} samples were missing after {deadline_s:.0f} s, from"
-            f" {', '.join(await router.busy()) or 'engines that the router does not tell'}"
+            f"{len(late)} of {len(tasks)} samples were missing after {deadline_s:.0f} s, from {engines}"
         )
 
 

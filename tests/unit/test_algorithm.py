@@ -14,6 +14,16 @@ def test_grpo_advantages_use_the_unbiased_deviation_of_each_group() -> None:
     torch.testing.assert_close(advantages, torch.tensor(expected), atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("normalize_std", [True, False])
+@pytest.mark.parametrize("reward", [0.7, 1.7, 3.3, 10.1, 100.1])
+def test_grpo_advantages_of_equal_rewards_are_zero_however_their_mean_is_rounded(
+    reward: float, normalize_std: bool
+) -> None:
+    for samples in (8, 12):
+        advantages = grpo_advantages(torch.full((1, samples), reward), normalize_std=normalize_std)
+        assert advantages.tolist() == [[0.0] * samples]
+
+
 def test_grpo_advantages_without_deviation_are_centred_rewards() -> None:
     advantages = grpo_advantages(torch.tensor([[1.0, 0.0, 0.0, 1.0]]), normalize_std=False)
     assert advantages.tolist() == [[0.5, -0.5, -0.5, 0.5]]

@@ -201,6 +201,8 @@ def test_reasoning_gym_makes_the_same_tasks_for_the_same_seed() -> None:
     [
         ('{"q": "a"}\n\n{"q": oops}\n', r"bad.jsonl:3: not JSON \(Expecting value at column 7\)"),
         ('{"q": "a"}\n[1]\n', "bad.jsonl:2: a list, not an object"),
+        ('{"q": "a", "n": ' + "1" * 5000 + "}\n", r"bad.jsonl:1: not JSON that can be read: Exceeds the limit"),
+        ('{"q": "\\ud800"}\n', "bad.jsonl:1: the prompt is not valid Unicode: .*surrogates not allowed"),
         ('{"p": "a", "r": 1}\n', r"bad.jsonl:1: no key 'q' \(data.input_key\); the row has 'p', 'r'"),
         ('{"q": ["a"]}\n', "bad.jsonl:1: the prompt is a list, not text; set data.apply_chat_template"),
         ('{"q": null}\n', "bad.jsonl:1: the prompt is a NoneType, not text"),

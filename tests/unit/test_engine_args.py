@@ -10,7 +10,7 @@ import pytest
 from slime_hpc.errors import UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.rollout.client import Completion, EngineError, EngineKeys
-from slime_hpc.rollout.engine import engine_args, engine_env
+from slime_hpc.rollout.engine import engine_args, engine_env, prompt_room
 from slime_hpc.rollout.generate import sampling_params
 from slime_hpc.spec.run import Sampling
 
@@ -115,3 +115,19 @@ def test_engine_errors_quote_the_engine() -> None:
 def test_sampling_params_are_sglangs_names() -> None:
     params = sampling_params(Sampling(rollout_batch_size=1, rollout_max_response_len=8, rollout_temperature=0.7))
     assert (params["temperature"], params["max_new_tokens"], params["ignore_eos"]) == (0.7, 8, False)
+
+
+@pytest.mark.parametrize(
+    ("sglang", "response", "room"),
+    [
+        ({}, 512, 16384 - 2 - 512),  # the CPU's own pool is smaller than the model's context
+        ({"context_length": 4096}, 512, 4096 - 2 - 512),
+        ({"max_total_tokens": 50_000}, 512, 40_960 - 2 - 512),
+        ({"context_length": 4096}, 1, 4096 - 7),
+    ],
+)
+def test_a_prompt_leaves_room_for_its_response_and_is_not_refused(
+    sglang: dict[str, Any], response: int, room: int
+) -> None:
+    args = engine_args(plan(sglang), 0, host="h", port=1)
+    assert prompt_room(args, 40_960, response) == room

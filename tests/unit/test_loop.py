@@ -66,7 +66,7 @@ def test_held_out_prompts_are_answered_before_between_and_after(quickstart: Path
         *["publish", "evaluate", "evaluated 0"],
         *["generate 0", *turn],
         *["generate 1", *turn, "evaluate", "evaluated 2"],
-        *["generate 2", *turn, "save 2", "evaluate", "evaluated 3"],
+        *["generate 2", *turn, "evaluate", "evaluated 3", "save 2"],
         *["export", "generate 3"],
     ]
     assert [row.get("eval/a") for row in fleet.rows] == [None, 0.2, 0.3]

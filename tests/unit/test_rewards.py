@@ -52,6 +52,18 @@ def not_finite(args, sample):
 def writes(args, sample):
     args.targets = []
     return 0.0
+
+def unjson(args, sample):
+    sample.metadata["seen"] = {1, 2}
+    return 0.0
+"""
+
+SLOW_MODULE = """
+import time
+time.sleep(2)
+
+def zero(args, sample):
+    return 0.0
 """
 
 
@@ -59,6 +71,7 @@ def writes(args, sample):
 def profile_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("profile")
     (directory / "my_rewards.py").write_text(MODULE)
+    (directory / "slow_to_import.py").write_text(SLOW_MODULE)
     (directory / "typo.py").write_text("import not_installed_anywhere\n")
     return directory
 
@@ -96,11 +109,19 @@ def test_async_functions_are_awaited(profile_dir: Path) -> None:
         ("text", "returned '1.0', not a finite number"),
         ("not_finite", "returned nan, not a finite number"),
         ("writes", "AttributeError: args.targets is read-only"),
+        ("unjson", "left metadata that is no JSON value: Object of type set is not JSON serializable"),
     ],
 )
 def test_a_failing_function_is_named_with_its_sample(profile_dir: Path, function: str, says: str) -> None:
     with pytest.raises(RewardError, match=says):
         score(profile_dir, function, samples(2))
+
+
+def test_the_seconds_of_an_import_are_no_samples(profile_dir: Path) -> None:
+    batch = samples(4)
+    with RewardPool(Reward(custom_rm_path="slow_to_import.zero", timeout_s=0.5), profile_dir, workers=2) as pool:
+        asyncio.run(pool.score(batch, Args()))
+    assert [sample.reward for sample in batch] == [0.0] * 4
 
 
 def test_a_sample_that_hangs_is_killed_at_its_limit(profile_dir: Path, tmp_path: Path) -> None:
@@ -209,6 +230,16 @@ def test_an_answer_that_cannot_be_verified_in_time_gets_nothing_and_is_told() ->
     rewards, unverified = verified("math", [endless, easy], timeout_s=3.0)
     assert (rewards, unverified) == ([0, 1], [endless])
     assert "reward.timeout_s = 3 s" in endless.metadata["unverified"]
+
+
+def test_an_answer_that_a_verifier_chokes_on_gets_nothing_and_is_told() -> None:
+    recipe = {"dataset": "prime_factorization", "size": 1, "seed": 5}
+    prompts = load_prompts(Data(reasoning_gym=recipe), NoTokens(), max_tokens=0).prompts  # type: ignore[arg-type]
+    said = Sample(0, 0, "p", response="The factors are two and three", label=prompts[0].label)
+    said.metadata = dict(prompts[0].metadata)
+    rewards, unverified = verified("reasoning_gym", [said])
+    assert (rewards, unverified) == ([0], [said])
+    assert "ValueError" in said.metadata["unverified"]
 
 
 def test_a_label_without_an_answer_is_an_error() -> None:

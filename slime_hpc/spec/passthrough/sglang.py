@@ -56,6 +56,8 @@ REFUSED = {
     "tokenizer_worker_num": "further workers would not ask for the engine's keys",
     "detokenizer_worker_num": "slime-hpc watches one detokenizer",
     "served_model_name": "it is the run's name",
+    "max_queued_requests": "a round's requests come all at once, and slime-hpc limits how many are under way",
+    "sampling_defaults": "set the keys under sampling instead",
     "log_level": "`slime-hpc logs RUN engine-0` relies on it",
     "log_level_http": "one line a request would drown the log",
     "api_key": _KEYS,
