@@ -110,8 +110,9 @@ class TestRun:
         return found
 
     def scratch(self) -> list[Path]:
-        """Temporary directories of its nodes, by the event that names them."""
-        return [path for row in self.events("raylet_up") if (path := Path(row["temp_dir"])).exists()]
+        """Temporary directories of the attempt's nodes, by the event that names them."""
+        rows = [row for row in self.events("raylet_up") if row["attempt"] == self.number]
+        return [path for row in rows if (path := Path(row["temp_dir"])).exists()]
 
 
 def submit_quickstart(cluster: RunningDevCluster, directory: Path, model: Path, **settings: object) -> TestRun:
