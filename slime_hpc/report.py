@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from slime_hpc.records import read_jsonl, surviving_rounds
 from slime_hpc.run_dir import RunDir
 
 SUMMARY_ROWS = 8
+MEAN_OF = 10
+"""Rounds: one has few prompts, and their difficulty shows."""
 
 
 def load_rounds(run: RunDir) -> list[dict[str, Any]]:
@@ -72,17 +75,21 @@ def wilson_interval(passed: int, total: int) -> tuple[float, float]:
 
 
 def draw_reward_curve(run: RunDir, rounds: Sequence[dict[str, Any]]) -> None:
-    """Mean reward by round, to ``reward.png``."""
+    """Mean reward by round, and over the last MEAN_OF rounds, to ``reward.png``."""
     import matplotlib
 
     matplotlib.use("Agg")  # compute and login nodes have no screen
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    axes.plot([row["round"] for row in rounds], [row["rollout/raw_reward"] for row in rounds], linewidth=2)
+    numbers, rewards = [row["round"] for row in rounds], [row["rollout/raw_reward"] for row in rounds]
+    axes.plot(numbers, rewards, linewidth=1, alpha=0.4)
+    means = [statistics.mean(rewards[max(0, i + 1 - MEAN_OF) : i + 1]) for i in range(len(rewards))]
+    axes.plot(numbers, means, color="C0", linewidth=2, label=f"mean of the last {MEAN_OF} rounds")
+    axes.legend()
     axes.set_xlabel("round")
     axes.set_ylabel("mean reward")
-    axes.set_title(f"{run.path.name}: {rounds[0]['rollout/raw_reward']:.3f} → {rounds[-1]['rollout/raw_reward']:.3f}")
+    axes.set_title(f"{run.path.name}: {means[0]:.3f} → {means[-1]:.3f}")
     axes.grid(alpha=0.3)
     figure.savefig(run.reward_curve, dpi=120)
     pyplot.close(figure)
