@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from slime_hpc.algorithm import grpo_advantages
+from slime_hpc.checkpoint import Manifest
 from slime_hpc.errors import RunFailed
 from slime_hpc.spec.run import Algorithm, RunSpec
 from slime_hpc.types import Groups, Sample, TrainBatch
@@ -29,7 +30,9 @@ class Fleet(Protocol):
 
     async def publish_weights(self) -> None: ...
 
-    async def save(self, round_: int) -> None: ...
+    async def save(self, round_: int) -> Manifest: ...
+
+    async def commit(self, saved: Manifest) -> None: ...
 
     async def export(self) -> None: ...
 
@@ -66,11 +69,13 @@ async def run_rounds(fleet: Fleet, recorder: Recorder, spec: RunSpec, first_roun
         if spec.eval.sets and is_due(round_, spec.num_rollout, spec.eval.interval):
             with clock("eval"):
                 trained |= recorder.evaluated(round_ + 1, await fleet.evaluate())
-        # Last, since nothing of a round that is saved is done again.
+        saved = None
         if is_due(round_, spec.num_rollout, spec.checkpoint.interval):
             with clock("save"):
-                await fleet.save(round_)
+                saved = await fleet.save(round_)
         recorder.round_done(round_, groups, {**trained, **clock.metrics()})
+        if saved is not None:
+            await fleet.commit(saved)  # last, since nothing of a round with a checkpoint is done or recorded again
     recorder.phase("export", spec.num_rollout)
     await fleet.export()
     groups = await fleet.generate(spec.num_rollout)

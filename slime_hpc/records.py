@@ -43,13 +43,15 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
-def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one row. Each file has one writer: O_APPEND is not atomic on NFS."""
+def append_jsonl(path: Path, *rows: Mapping[str, Any]) -> None:
+    """Append rows, and wait until they are on disk. Each file has one writer: O_APPEND is not atomic on NFS."""
     with open(path, "ab") as file:
         if file.tell() and _last_byte(path) != b"\n":
             # The previous writer was killed mid-row: close its torn line, so that ours stays whole.
             file.write(b"\n")
-        file.write(json.dumps(row).encode() + b"\n")
+        file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

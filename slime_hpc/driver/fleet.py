@@ -89,11 +89,11 @@ class RayFleet:
         await self.weights.publish(version)
         self.published = version.number
 
-    async def save(self, round_: int) -> None:
-        """Ranks write their shards; the manifest, from their reports, makes it a checkpoint."""
+    async def save(self, round_: int) -> Manifest:
+        """Ranks write their shards. The manifest, from their reports, makes a checkpoint of them: ``commit``."""
         directory = self.run.checkpoint(round_, self.plan.attempt)
         reports = await self._all_ranks("save", SAVE_TIMEOUT_S, directory)
-        manifest = Manifest(
+        return Manifest(
             attempt=self.plan.attempt,
             round=round_,
             step=(await self._all_ranks("step", TRAIN_TIMEOUT_S))[0],
@@ -102,9 +102,11 @@ class RayFleet:
             spec_fingerprint=fingerprint(self.plan.spec),
             shards=tuple(shard for rank in reports for shard in rank),
         )
-        commit(self.run, manifest)
-        prune(self.run, self.plan.spec.checkpoint.keep)
-        self.log("checkpoint", round=round_, path=str(directory))
+
+    async def commit(self, saved: Manifest) -> None:
+        checkpoint = await asyncio.to_thread(commit, self.run, saved)
+        await asyncio.to_thread(prune, self.run, self.plan.spec.checkpoint.keep)
+        self.log("checkpoint", round=saved.round, path=str(checkpoint.path))
 
     async def export(self) -> None:
         await self._all_ranks("export_hf", SAVE_TIMEOUT_S, self.run.model)

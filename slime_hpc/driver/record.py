@@ -117,9 +117,7 @@ def _mean(values: Any) -> float:
 
 
 def _write_samples(path: Path, groups: Groups) -> None:
-    for group in groups:
-        for sample in group:
-            append_jsonl(path, _row(sample))
+    append_jsonl(path, *(_row(sample) for group in groups for sample in group))
 
 
 def _row(sample: Sample) -> dict[str, Any]:

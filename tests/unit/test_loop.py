@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slime_hpc.checkpoint import Manifest
 from slime_hpc.loop import is_due, run_rounds
+from slime_hpc.records import surviving_rounds
 from slime_hpc.spec.load import load_profile
 from slime_hpc.types import Groups, Sample, TrainBatch
+
+
+def manifest(round_: int) -> Manifest:
+    return Manifest(
+        attempt=1, round=round_, step=round_ + 1, weight_version="1.1", data={}, spec_fingerprint="", shards=()
+    )
 
 
 class NotingFleet:
@@ -39,8 +48,12 @@ class NotingFleet:
     async def publish_weights(self) -> None:
         self.notes.append("publish")
 
-    async def save(self, round_: int) -> None:
+    async def save(self, round_: int) -> Manifest:
         self.notes.append(f"save {round_}")
+        return manifest(round_)
+
+    async def commit(self, saved: Manifest) -> None:
+        self.notes.append(f"commit {saved.round}")
 
     async def export(self) -> None:
         self.notes.append("export")
@@ -52,6 +65,7 @@ class NotingFleet:
         return {"eval/a": rounds / 10}
 
     def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None:
+        self.notes.append(f"record {round_}")
         self.rows.append(metrics)
 
     def finished(self, groups: Groups) -> None: ...
@@ -64,12 +78,52 @@ def test_held_out_prompts_are_answered_before_between_and_after(quickstart: Path
     turn = ["train", "publish"]
     assert fleet.notes == [
         *["publish", "evaluate", "evaluated 0"],
-        *["generate 0", *turn],
-        *["generate 1", *turn, "evaluate", "evaluated 2"],
-        *["generate 2", *turn, "evaluate", "evaluated 3", "save 2"],
+        *["generate 0", *turn, "record 0"],
+        *["generate 1", *turn, "evaluate", "evaluated 2", "record 1"],
+        *["generate 2", *turn, "evaluate", "evaluated 3", "save 2", "record 2", "commit 2"],
         *["export", "generate 3"],
     ]
     assert [row.get("eval/a") for row in fleet.rows] == [None, 0.2, 0.3]
+
+
+class Killed(Exception):
+    pass
+
+
+class MortalFleet(NotingFleet):
+    """Is killed at a note, and leaves what a run directory would keep: rows, and the newest commit."""
+
+    def __init__(self, dies_at: int) -> None:
+        super().__init__()
+        self.dies_at = dies_at
+        self.notes = Countdown(self)
+
+    def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None:
+        super().round_done(round_, groups, {"round": round_})
+
+
+class Countdown(list[str]):
+    def __init__(self, fleet: MortalFleet) -> None:
+        self._fleet = fleet
+
+    def append(self, note: str) -> None:
+        if len(self) == self._fleet.dies_at:
+            raise Killed(note)
+        super().append(note)
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("dies_at", range(40))
+def test_killed_anywhere_each_round_is_recorded_once(quickstart: Path, dies_at: int, interval: int) -> None:
+    sets = ["num_rollout=4", f"checkpoint.interval={interval}"]
+    spec = load_profile(quickstart, sets=sets).spec
+    killed, resumed = MortalFleet(dies_at), MortalFleet(dies_at=1000)
+    with contextlib.suppress(Killed):  # past its last note it lives
+        asyncio.run(run_rounds(killed, killed, spec))
+    commits = [int(note.split()[1]) for note in killed.notes if note.startswith("commit")]
+    first = commits[-1] + 1 if commits else 0
+    asyncio.run(run_rounds(resumed, resumed, spec, first))
+    assert [row["round"] for row in surviving_rounds(killed.rows + resumed.rows)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("interval", "rounds"), [(None, [9]), (1, list(range(10))), (4, [3, 7, 9]), (20, [9])])
