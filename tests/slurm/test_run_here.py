@@ -24,7 +24,8 @@ pytestmark = pytest.mark.timeout(600)
 START_TO_END_S = 400
 SIGNAL_TO_END_S = 60
 ROUNDS = 3
-ALONE = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+ALONE = ("env", "--default-signal=INT", "unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+"""A network of its own; and what runs the tests in the background had Ctrl-C ignored, which all below would inherit."""
 
 
 @dataclass(frozen=True)
