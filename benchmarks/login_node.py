@@ -1,12 +1,11 @@
 """What a user waits for at the login node: render, submit, status. Needs a Slurm, such as the devcluster's.
 
 eval "$(slime-hpc devcluster env)"
-python -m benchmarks.login_node examples/quickstart/profile.yaml
+python -m benchmarks.login_node
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -23,8 +22,10 @@ from slime_hpc.records import append_jsonl, read_json
 from slime_hpc.render import render_script, supervisor_command
 from slime_hpc.run_dir import RunDir
 from slime_hpc.spec.load import Profile, load_profile
+from slime_hpc.testing.tiny_model import make_tiny_qwen3
 from slime_hpc.types import Sample, SampleStatus
 
+PROFILE = Path(__file__).parents[1] / "examples" / "quickstart" / "profile.yaml"
 NODES = 1024
 ROUNDS = 10_000
 SLIME_HPC = str(Path(sys.executable).with_name("slime-hpc"))
@@ -52,16 +53,16 @@ def timed(clock: Clock, work: Callable[[], object]) -> float:
 class Submitter:
     """Submits held jobs, each with a run directory of its own, and cancels them."""
 
-    def __init__(self, profile: Path, scratch: Path) -> None:
-        self._profile = profile
+    def __init__(self, model: Path, scratch: Path) -> None:
+        self._model = model
         self._scratch = scratch
         self._count = 0
 
     def submit(self, clock: Clock) -> float:
         """`slime-hpc submit`."""
         self._count += 1
-        hold = ("--set", "trainer.sbatch.hold=true")
-        command = (SLIME_HPC, "submit", str(self._profile), "--set", f"run_dir={self.run.path}", *hold)
+        sets = (f"model.hf_checkpoint={self._model}", f"run_dir={self.run.path}", "trainer.sbatch.hold=true")
+        command = (SLIME_HPC, "submit", str(PROFILE), *(f"--set={value}" for value in sets))
         seconds = timed(clock, lambda: call(*command))
         call("scancel", read_json(self.run.submit)["job_id"])
         return seconds
@@ -85,17 +86,17 @@ def add_rounds(run: RunDir, rounds: int) -> None:
     names = ("train/loss", "train/grad_norm", "train/train_rollout_logprob_abs_diff", "train/ppo_kl", "train/lr")
     phases = ("rollout", "reward", "train", "update_weights", "step")
     metrics = dict.fromkeys((*names, *(f"perf/{phase}_time" for phase in phases)), 0.1234567890123456)
-    for round_ in range(rounds):
-        row = {"attempt": 1, "round": round_, "step": round_ + 1, "time": time.time(), **rollout_metrics(groups)}
-        append_jsonl(run.metrics, row | metrics)
+    metrics |= {"attempt": 1, "time": time.time(), **rollout_metrics(groups)}
+    append_jsonl(run.metrics, *({"round": number, "step": number + 1, **metrics} for number in range(rounds)))
 
 
-def measure_render(profile: Path) -> Pairs:
+def measure_render(model: Path) -> Pairs:
     """The whole text of the script, from a checked profile."""
 
     def load(nodes: int) -> Profile:
         half = nodes // 2
-        return load_profile(profile, sets=[f"trainer.nodes={half}", f"rollout.nodes={half}"])
+        sets = [f"model.hf_checkpoint={model}", f"trainer.nodes={half}", f"rollout.nodes={half}"]
+        return load_profile(PROFILE, sets=sets)
 
     def render(loaded: Profile) -> float:
         def work() -> None:
@@ -135,13 +136,12 @@ def cache_bytecode(directory: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", type=Path)
-    profile = parser.parse_args().profile.absolute()
     with tempfile.TemporaryDirectory() as scratch:
         cache_bytecode(Path(scratch) / "bytecode")
-        submitter = Submitter(profile, Path(scratch))
-        rows = [measure_render(profile)]
+        model = Path(scratch) / "model"
+        make_tiny_qwen3(model)
+        submitter = Submitter(model, Path(scratch))
+        rows = [measure_render(model)]
         for clock, label in ((time.perf_counter, ""), (cpu_of_children, ", CPU time")):
             rows += [measure_submit(submitter, clock, label), measure_status(submitter, clock, label)]
     print(table(rows))

@@ -2,9 +2,9 @@
 
     python -m benchmarks.start MODEL_DIR
 
-Ours is `slime-hpc run` of the smollm2 example with one round of two short answers, in a process of its own: Ray, router,
-reward workers, trainer and engine come up, weights are synced, the answers generated, the optimizer steps. The baseline
-is the same engine, from the start of its process until it answers.
+Ours is `slime-hpc run` of the smollm2 example with one round of two short answers: Ray, router, reward workers, trainer
+and engine come up, weights are synced, the answers generated, the optimizer steps. The baseline is the same engine,
+from the start of its process until it answers.
 """
 
 from __future__ import annotations
