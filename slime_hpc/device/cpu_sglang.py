@@ -30,4 +30,9 @@ def sglang_args() -> dict[str, object]:
 
 def sglang_env() -> dict[str, str]:
     """Environment of the server process; PYTHONPATH is to be prepended to what there is."""
-    return {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(KERNELS)}
+    return {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(KERNELS),
+        "THP_MEM_ALLOC_ENABLE": "1",  # weights are received into new memory: in huge pages 0.5 s instead of 0.8
+    }
