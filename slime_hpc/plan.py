@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 from typing import Final, Literal
 
+from pydantic import ValidationError
+
 from slime_hpc import __version__
+from slime_hpc.errors import UserError
 from slime_hpc.spec.check import cpus_per_task, gpus_per_node, sbatch_name
 from slime_hpc.spec.cluster import ClusterProfile
 from slime_hpc.spec.load import Profile
@@ -91,6 +94,14 @@ class JobPlan(Strict):
     def max_gpu_hours(self) -> float:
         """What the job costs if it runs to its time limit."""
         return sum(c.nodes * c.gpus_per_node * c.time_limit_s for c in self.components) / 3600
+
+
+def read_plan(path: Path) -> JobPlan:
+    """UserError where another version wrote it."""
+    try:
+        return JobPlan.model_validate_json(path.read_text(encoding="utf-8"))
+    except ValidationError as e:
+        raise UserError(f"{path} was written by another version of slime-hpc: {e.errors()[0]['msg']}") from e
 
 
 def new_plan(profile: Profile, attempt: int = 1) -> JobPlan:

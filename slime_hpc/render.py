@@ -34,10 +34,13 @@ def supervisor_command(plan: JobPlan) -> str:
 
 
 def in_environment(plan: JobPlan, command: Sequence[str]) -> list[str]:
-    """The command in the environment that the script would set up, for a start without Slurm."""
+    """The command in the environment that the script would set up, for a start without Slurm.
+
+    What setup lines print goes to standard error: standard output is the command's.
+    """
     if not plan.setup:
         return list(command)
-    return ["bash", "-c", "\n".join([*plan.setup, 'exec "$@"']), "bash", *command]
+    return ["bash", "-c", "\n".join(["exec 3>&1 1>&2", *plan.setup, 'exec "$@" 1>&3 3>&-']), "bash", *command]
 
 
 def _directives(plan: JobPlan) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from slime_hpc.checkpoint import complete_checkpoints
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
-from slime_hpc.plan import JobPlan, new_plan
+from slime_hpc.plan import JobPlan, new_plan, read_plan
 from slime_hpc.processes import is_running
 from slime_hpc.records import read_json, read_jsonl, surviving_rounds
 from slime_hpc.render import render_script, supervisor_command
@@ -57,7 +57,7 @@ def _last_plan(run: RunDir) -> JobPlan:
     plans = [attempt.plan for attempt in run.all_attempts() if attempt.plan.exists()]
     if not plans:
         raise UserError(f"{run.path} is not a run directory: it has no attempts/0001/plan.json")
-    return JobPlan.model_validate_json(plans[-1].read_text(encoding="utf-8"))
+    return read_plan(plans[-1])
 
 
 def require_no_job(run: RunDir, last: JobPlan, slurm: Slurm) -> None:

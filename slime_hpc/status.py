@@ -10,10 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from slime_hpc.errors import ClusterError, UserError
-from slime_hpc.plan import JobPlan
+from slime_hpc.plan import JobPlan, read_plan
 from slime_hpc.processes import is_running
 from slime_hpc.records import last_jsonl_row, read_json
 from slime_hpc.run_dir import RunDir
@@ -128,14 +126,14 @@ class StatusReport:
 
 
 def load_status(run: RunDir, slurm: Slurm) -> StatusReport:
-    """Read the directory, ask Slurm, join."""
-    records = read_records(run)
-    return join_status(records, query_job(records, slurm), now=time.time())
+    """Ask Slurm, read the directory, join: what had ended when Slurm was asked has then left its record."""
+    facts = query_job(read_records(run), slurm)
+    return join_status(read_records(run), facts, now=time.time())
 
 
 def read_records(run: RunDir) -> Records:
     """UserError where ``run`` is not a run directory."""
-    plans = tuple(_read_plan(attempt.plan) for attempt in run.all_attempts() if attempt.plan.exists())
+    plans = tuple(read_plan(attempt.plan) for attempt in run.all_attempts() if attempt.plan.exists())
     if not plans:
         hint = "; is the run's directory meant? The profile names it as run_dir" if run.path.is_file() else ""
         raise UserError(f"{run.path} is not a run directory: it has no attempts/0001/plan.json{hint}")
@@ -148,13 +146,6 @@ def read_records(run: RunDir) -> Records:
         heartbeat=read_json(run.heartbeat) if run.heartbeat.exists() else None,
         last_round=last_jsonl_row(run.metrics),
     )
-
-
-def _read_plan(path: Any) -> JobPlan:
-    try:
-        return JobPlan.model_validate_json(path.read_text(encoding="utf-8"))
-    except ValidationError as e:
-        raise UserError(f"{path} was written by another version of slime-hpc: {e.errors()[0]['msg']}") from e
 
 
 def query_job(records: Records, slurm: Slurm) -> JobFacts:
@@ -173,7 +164,16 @@ def query_job(records: Records, slurm: Slurm) -> JobFacts:
 
 def is_local(records: Records) -> bool:
     """Whether the newest attempt was started by ``slime-hpc run``."""
-    return records.submitted is not None and records.submitted["job_id"] is None
+    by = _started_by(records)
+    return by is not None and by["job_id"] is None
+
+
+def _started_by(records: Records) -> dict[str, Any] | None:
+    """Who owns the newest attempt, or what was submitted for it; None where its submission was not recorded."""
+    if records.plan.attempt in records.owners:
+        return records.owners[records.plan.attempt]
+    submitted = records.submitted
+    return submitted if submitted is not None and submitted["attempt"] == records.plan.attempt else None
 
 
 def _query_process(records: Records) -> JobFacts:
@@ -189,9 +189,11 @@ def _query_process(records: Records) -> JobFacts:
 
 
 def recorded_job_id(records: Records) -> JobId | None:
-    if records.submitted is None or is_local(records):
+    by = _started_by(records)
+    if by is None or by["job_id"] is None:
         return None
-    return JobId.parse(";".join(filter(None, (records.submitted["job_id"], records.submitted["cluster"]))))
+    cluster = records.submitted["cluster"] if records.submitted is not None else None
+    return JobId.parse(";".join(filter(None, (by["job_id"], cluster))))
 
 
 def find_job_id(records: Records, slurm: Slurm) -> JobId | None:
@@ -295,8 +297,9 @@ def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) 
     if job.problem:
         return _last_known(records), "unknown", f"Slurm could not be asked: {job.problem}", None
     if job.job_id is None and not job.process:
-        why = "no job was recorded, and Slurm knows none with this run's token: it was never submitted"
-        return "ended", "unknown", why, f"remove {path} and submit again"
+        number = records.plan.attempt
+        why = f"no job of attempt {number} was recorded, and Slurm knows none with its token: it was never submitted"
+        return "ended", "unknown", why, f"slime-hpc resume {path}" if number > 1 else f"remove {path} and submit again"
     if leader is None:
         words = _last_words(records, job)
         why = f"Slurm no longer knows job {job.job_id}, and the supervisor left no record of its end; {words}"

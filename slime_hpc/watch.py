@@ -29,6 +29,10 @@ POLL_S = 0.5
 ASK_WHILE_PENDING_S = 10.0
 ASK_WHILE_RUNNING_S = 30.0
 """Slurm is asked rarely: that a run begins and ends is seen by its files."""
+ASK_WHILE_ENDING_S = 3.0
+SETTLES_S = 60.0
+"""For Slurm to make up its mind about a job whose supervisor has ended: over, or back into the queue."""
+_ENDING = ("RUNNING", "COMPLETING", "PREEMPTED", "REQUEUED")
 BACKLOG = 12
 """Lines of the past to begin with, and rounds that a live view shows."""
 LIVE_LINES = 6
@@ -119,11 +123,17 @@ def watch(run: RunDir, slurm: Slurm, screen: Screen) -> StatusReport:
     watcher = Watcher(run, screen)
     seen_ended: set[Path] = set()
     report, asked = load_status(run, slurm), time.monotonic()
+    settled_by = asked + SETTLES_S
     with screen:
         while True:
             news = watcher.look("" if report.verdict in ("ok", "finished") else report.why)
             if report.state == "ended":
-                return report
+                if not _may_come_back(report) or time.monotonic() > settled_by:
+                    return report
+                time.sleep(ASK_WHILE_ENDING_S)
+                report, asked = load_status(run, slurm), time.monotonic()
+                continue
+            settled_by = time.monotonic() + SETTLES_S
             time.sleep(POLL_S)
             ended = {attempt.ended for attempt in run.all_attempts() if attempt.ended.exists()} - seen_ended
             pending = report.state == "pending"
@@ -131,6 +141,12 @@ def watch(run: RunDir, slurm: Slurm, screen: Screen) -> StatusReport:
             if ended or (pending and news) or time.monotonic() - asked > patience:
                 report, asked = load_status(run, slurm), time.monotonic()
                 seen_ended |= ended
+
+
+def _may_come_back(report: StatusReport) -> bool:
+    """Whether Slurm still holds the job of an attempt that did not end as its user wanted: it may requeue it."""
+    state = report.attempts[-1].state
+    return report.verdict not in ("finished", "cancelled", "stopped") and state in _ENDING
 
 
 @contextmanager
@@ -263,7 +279,12 @@ def _listed(value: Sequence[Any] | Mapping[str, Any]) -> str:
 class _Shown(dict[str, Any]):
     """An event's fields; one that an older version did not write is shown as ``?``."""
 
-    def __missing__(self, key: str) -> str:
+    def __missing__(self, key: str) -> _Unknown:
+        return _Unknown()
+
+
+class _Unknown:
+    def __format__(self, spec: str) -> str:
         return "?"
 
 

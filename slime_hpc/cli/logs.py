@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,10 +66,21 @@ class _Over:
 
 def _await_log(run: RunDir, who: str, over: _Over) -> None:
     """Until that log is there, or never will be: a job may wait in the queue for days."""
+    _require_known(who)
     if who not in _available(run):
         typer.echo(f"waiting for the job to start and write its {who} log …", err=True)
     while who not in _available(run) and not over():
         time.sleep(POLL_S)
+
+
+def _require_known(who: str) -> None:
+    """UserError for a name that no log will ever have: nobody waits for a misspelt one."""
+    from slime_hpc.errors import UserError
+    from slime_hpc.spec.explain import did_you_mean
+
+    if not re.fullmatch(r"driver|supervisor|router|slurm|(trainer|engine|engine-actor)-\d+|(agent|step|ray)-.+", who):
+        kinds = ("driver", "supervisor", "router", "slurm", "trainer-0", "engine-0", "agent-NODE", "ray-NODE")
+        raise UserError(f"no log is named {who!r}{did_you_mean(who, kinds)}")
 
 
 def _available(run: RunDir) -> dict[str, Path]:

@@ -191,7 +191,7 @@ def _load_prompts(plan: JobPlan, start: Checkpoint | None) -> tuple[PromptSource
 
     def load(data: Data, sampling: Sampling) -> PromptSet:
         room = prompt_room(args, context, sampling.rollout_max_response_len)
-        return load_prompts(data, tokenizer, max_tokens=room)
+        return load_prompts(data, tokenizer, max_tokens=room, rm_type=spec.reward.rm_type)
 
     training = load(spec.data, spec.sampling)
     eval_sets = {

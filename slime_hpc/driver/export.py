@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slime_hpc.errors import SlimeHpcError, UserError
+from slime_hpc.errors import ClusterError, SlimeHpcError, UserError
 from slime_hpc.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def export(run: RunDir, round_: int | None, output: Path | None) -> dict[str, object]:
     """Export one checkpoint; returns what ``--json`` prints. UserError where there is none, or no place for it."""
     from slime_hpc.checkpoint import verify
-    from slime_hpc.plan import JobPlan
+    from slime_hpc.plan import read_plan
     from slime_hpc.trainer.export import export_checkpoint
     from slime_hpc.trainer.ranks import ORIGIN
 
@@ -29,7 +29,7 @@ def export(run: RunDir, round_: int | None, output: Path | None) -> dict[str, ob
         require_ours(directory, ORIGIN)
     verify(checkpoint)
     manifest = checkpoint.manifest
-    plan = JobPlan.model_validate_json(run.attempt(manifest.attempt).plan.read_text(encoding="utf-8"))
+    plan = read_plan(run.attempt(manifest.attempt).plan)
     if not plan.spec.model.hf_checkpoint.is_dir():
         raise UserError(f"{plan.spec.model.hf_checkpoint}, whose config and tokenizer the model takes, is not there")
     origin = {
@@ -88,6 +88,9 @@ def main(argv: list[str]) -> int:
     except SlimeHpcError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error.filename or options.output or options.run_dir}: {error.strerror}", file=sys.stderr)
+        return ClusterError.exit_code
     said = json.dumps(done, indent=2) if options.json else f"round {done['round']} exported to {done['model']}"
     print(said)
     return 0

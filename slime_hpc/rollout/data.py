@@ -80,9 +80,9 @@ class PromptSet:
         return PromptSet(self.source, new if held_out else self.prompts, self.too_long, len(self) - len(new))
 
 
-def load_prompts(data: Data, tokenizer: Tokenizer, *, max_tokens: int) -> PromptSet:
+def load_prompts(data: Data, tokenizer: Tokenizer, *, max_tokens: int, rm_type: str | None = None) -> PromptSet:
     """All prompts of at most ``max_tokens``. UserError with file:line for anything that is not a prompt."""
-    prompts = list(_tokenize(read_prompts(data), tokenizer, data.apply_chat_template))
+    prompts = list(_tokenize(read_prompts(data, rm_type), tokenizer, data.apply_chat_template))
     source = source_name(data)
     if not prompts:
         raise UserError(f"{source} holds no prompt")
@@ -103,10 +103,6 @@ def _tokenize(rows: Iterable[PromptRow], tokenizer: Tokenizer, apply_chat_templa
         except UnicodeEncodeError as error:
             raise UserError(f"{row.where}: the prompt is not valid Unicode: {error}") from error
         tokens = array("i", tokenizer.encode(text, add_special_tokens=False))
-        try:
-            json.dumps([row.label, row.metadata])
-        except TypeError as error:
-            raise UserError(f"{row.where}: label or metadata is no JSON value: {error}") from error
         yield Prompt(text, tokens, row.label, row.metadata)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from slime_hpc.errors import Finding, UserError
@@ -24,7 +24,7 @@ def check_data(spec: RunSpec) -> Findings:
     yield from _check_keys("data", spec.data)
     if spec.data.tool_key is not None and not spec.data.apply_chat_template:
         yield Finding("data.tool_key", "has no effect without a chat template; set data.apply_chat_template: true")
-    yield from _check_source("data", spec.data)
+    yield from _check_source("data", spec.data, spec.reward.rm_type)
 
 
 def check_eval(spec: RunSpec) -> Findings:
@@ -43,7 +43,7 @@ def check_eval(spec: RunSpec) -> Findings:
             )
         yield from _check_seed(path, eval_set, spec.data)
         yield from _check_keys(path, eval_set)
-        yield from _check_source(path, eval_set.as_data(spec.data))
+        yield from _check_source(path, eval_set.as_data(spec.data), spec.reward.rm_type)
 
 
 def _check_seed(path: str, eval_set: EvalSet, training: Data) -> Findings:
@@ -67,7 +67,7 @@ def _check_keys(path: str, source: Source) -> Findings:
             yield Finding(f"{path}.{name}", "has no effect with reasoning_gym, whose keys are fixed; remove it")
 
 
-def _check_source(path: str, data: Data) -> Findings:
+def _check_source(path: str, data: Data, rm_type: str | None) -> Findings:
     if data.reasoning_gym is not None:
         key, count = f"{path}.reasoning_gym", 1
         if not has_reasoning_gym():
@@ -76,8 +76,10 @@ def _check_source(path: str, data: Data) -> Findings:
         key, count = f"{path}.prompt_data", CHECKED_ROWS
     if data.prompt_data is not None and ".parquet" in data.prompt_data.name and not importlib.util.find_spec("pyarrow"):
         return  # as above
+    if data.label_key is None and data.reasoning_gym is None:
+        rm_type = None  # said once, of the reward
     try:
-        read = sum(1 for _ in itertools.islice(read_prompts(data), count))
+        read = sum(1 for _ in itertools.islice(read_prompts(data, rm_type), count))
     except UserError as error:
         yield Finding(key, str(error))
     else:
@@ -121,15 +123,15 @@ def _check_custom_reward(dotted: str, profile_dir: Path) -> Findings:
         return
     file = _module_file(module, profile_dir)
     if file is None:
-        if importlib.util.find_spec(module.split(".")[0]) is None:
+        if not _is_installed(module.split(".")[0]):
             yield Finding(key, f"no module {module!r}: neither {profile_dir}/{module}.py nor one that is installed")
         return
     try:
-        names = _top_level_names(ast.parse(file.read_bytes()))
+        names = set(_top_level_names(ast.parse(file.read_bytes()).body))
     except (SyntaxError, ValueError) as e:
         yield Finding(key, f"{file} is not valid Python: {e}")
         return
-    if function not in names:
+    if function not in names and "*" not in names:
         yield Finding(key, f"{file} defines no {function!r}{did_you_mean(function, names)}")
 
 
@@ -138,13 +140,23 @@ def _module_file(module: str, profile_dir: Path) -> Path | None:
     return next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
 
 
-def _top_level_names(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names.update(target.id for target in node.targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    return names
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ValueError:  # __main__, which is no module to import from
+        return False
+
+
+def _top_level_names(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """What a module defines, in whatever branch; ``*`` where it takes another's names."""
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.Assign() | ast.AnnAssign():
+                yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            case ast.Import() | ast.ImportFrom():
+                yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+            case _:
+                for branch in ("body", "orelse", "finalbody", "handlers"):
+                    yield from _top_level_names(getattr(node, branch, []))

@@ -46,7 +46,10 @@ def validate(model: type[M], tree: Tree) -> tuple[M | None, list[Finding]]:
     findings = list(_unique(_explain(error, model, tree) for error in told))
     if any(error["type"] != "extra_forbidden" for error in errors):
         return None, findings
-    return _parse(model, _without(values, [error["loc"] for error in errors])), findings
+    try:
+        return _parse(model, _without(values, [error["loc"] for error in errors])), findings
+    except ValidationError:
+        return None, findings  # what else is wrong hangs on the misspelt key
 
 
 def _misspelt(model: type[BaseModel], errors: Iterable[Any]) -> Iterator[tuple[Location, Location]]:
@@ -54,8 +57,8 @@ def _misspelt(model: type[BaseModel], errors: Iterable[Any]) -> Iterator[tuple[L
     errors = list(errors)
     missing = [error["loc"] for error in errors if error["type"] == "missing"]
     for error in errors:
-        *parents, key = error["loc"]
         if error["type"] == "extra_forbidden":
+            *parents, key = error["loc"]
             close = difflib.get_close_matches(str(key), keys_of(_model_at(model, map(str, parents))), n=1)
             if close and (*parents, close[0]) in missing:
                 yield error["loc"], (*parents, close[0])

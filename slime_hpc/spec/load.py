@@ -16,7 +16,7 @@ from slime_hpc.errors import Finding, ProfileError
 from slime_hpc.spec.check import check_profile
 from slime_hpc.spec.cluster import ClusterProfile
 from slime_hpc.spec.explain import did_you_mean, show, validate
-from slime_hpc.spec.passthrough import apply_flags, check_keys, check_values
+from slime_hpc.spec.passthrough import apply_flags, check_keys, check_values, set_over
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.spec.yaml_tree import KeyPath, Tree, parse_value, parse_yaml
 
@@ -117,7 +117,7 @@ def apply_sets(tree: Tree, sets: Sequence[str]) -> None:
         dotted, equals, value = text.partition("=")
         if not equals or not all(dotted.split(".")):
             raise ProfileError([Finding("", "is not of the form key.subkey=value", origin)])
-        tree.set(tuple(dotted.split(".")), parse_value(value, origin), origin)
+        set_over(tree, tuple(dotted.split(".")), parse_value(value, origin), origin)
 
 
 def _path_keys(tree: Tree) -> list[KeyPath]:

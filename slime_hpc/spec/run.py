@@ -212,7 +212,8 @@ class RunSpec(Strict):
     layout: Literal["het"] = "het"
     num_rollout: int = Field(ge=1)
     """Rounds to train."""
-    seed: int = 1234
+    seed: int = Field(default=1234, ge=0, lt=1 << 31)
+    """Engine K samples with seed + K."""
     environment: Environment = Environment()
     model: Model
     trainer: Trainer

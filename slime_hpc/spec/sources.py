@@ -108,8 +108,8 @@ class PromptRow:
     tools: list[Row] | None
 
 
-def read_prompts(data: Data) -> Iterator[PromptRow]:
-    """Every prompt of a source, in its order. UserError at the first row that is none."""
+def read_prompts(data: Data, rm_type: str | None = None) -> Iterator[PromptRow]:
+    """Every prompt of a source, in its order. UserError at the first row that is none, or cannot be graded."""
     keys = GYM_KEYS if data.reasoning_gym else {name: getattr(data, name) for name in GYM_KEYS}
 
     def value(row: Row, where: str, setting: str) -> Any:
@@ -120,11 +120,16 @@ def read_prompts(data: Data) -> Iterator[PromptRow]:
         return None if key is None else row[key]
 
     for where, row in _read_rows(data):
+        label = value(row, where, "label_key")
+        metadata = _require_metadata(value(row, where, "metadata_key"), where)
+        _require_json([label, metadata], where)
+        if rm_type == "math":
+            _require_answer(label, where)
         yield PromptRow(
             where,
             _require_prompt(value(row, where, "input_key"), where, data),
-            value(row, where, "label_key"),
-            _require_metadata(value(row, where, "metadata_key"), where),
+            label,
+            metadata,
             _require_tools(value(row, where, "tool_key"), where),
         )
 
@@ -153,6 +158,20 @@ def _require_metadata(value: Any, where: str) -> Row:
     if value is not None and not isinstance(value, dict):
         raise UserError(f"{where}: the metadata is a {type(value).__name__}, not a mapping")
     return value or {}
+
+
+def _require_json(value: Any, where: str) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: label or metadata is no JSON value: {error}") from error
+
+
+def _require_answer(label: Any, where: str) -> None:
+    """What math-verify compares with: anything else would equal no reply, and nothing would be learned."""
+    is_number = isinstance(label, int | float) and not isinstance(label, bool)
+    if not is_number and not (isinstance(label, str) and label.strip()):
+        raise UserError(f"{where}: the label is {label!r}; reward.rm_type 'math' needs the answer, as text or a number")
 
 
 def _require_tools(value: Any, where: str) -> list[Row] | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -225,26 +228,38 @@ def write_hf_model(
     """
     from safetensors.torch import save_file
 
-    new, old = (directory.with_name(f".{directory.name}.{kind}") for kind in ("new", "old"))
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    for path in source.iterdir():
-        if COPIED.fullmatch(path.name):
-            shutil.copyfile(path, new / path.name)
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    config = {key: value for key, value in read_json(source / "config.json").items() if key != "torch_dtype"}
-    write_json(new / "config.json", {**config, "dtype": dtype})
-    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
-    (new / "model.safetensors").chmod(0o644)  # safetensors makes it 0600; who may read is run_dir's to say
-    if origin is not None:
-        write_json(new / ORIGIN, origin)
-    _sync_tree(new)
-    if directory.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(directory, old)
-    os.replace(new, directory)
-    fsync_dir(directory.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
+        new = Path(scratch) / "new"
+        new.mkdir()
+        for path in source.iterdir():
+            if COPIED.fullmatch(path.name):
+                shutil.copyfile(path, new / path.name)
+        dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+        config = {key: value for key, value in read_json(source / "config.json").items() if key != "torch_dtype"}
+        write_json(new / "config.json", {**config, "dtype": dtype})
+        save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+        (new / "model.safetensors").chmod(0o644)  # safetensors makes it 0600; who may read is run_dir's to say
+        if origin is not None:
+            write_json(new / ORIGIN, origin)
+        _sync_tree(new)
+        _put_in_place(new, directory, Path(scratch) / "old")
+        fsync_dir(directory.parent)
+
+
+def _put_in_place(new: Path, directory: Path, old: Path) -> None:
+    """Of two exports at once, each whole, the later stays."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # there is none yet
+            os.replace(directory, old)
+        try:
+            os.replace(new, directory)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(old, ignore_errors=True)  # another came in between: once more
+        else:
+            return
 
 
 def _sync_tree(directory: Path) -> None:

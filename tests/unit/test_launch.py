@@ -75,6 +75,9 @@ def test_setup_lines_come_before_a_command(plan: JobPlan) -> None:
     assert in_environment(plan, command) == command
     prepared = in_environment(plan.model_copy(update={"setup": ("export A='it is'",)}), command)
     assert subprocess.run(prepared, capture_output=True, text=True, check=True).stdout == "it is two  words\n"
+    noisy = in_environment(plan.model_copy(update={"setup": ("echo Loading python/3.11",)}), ["echo", "{}"])
+    done = subprocess.run(noisy, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{}\n", "Loading python/3.11\n")
 
 
 def test_own_address_is_loopback_on_one_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -238,6 +238,13 @@ def test_several_ranks_and_engines(quickstart: Path) -> None:
         ("reward.custom_rm_path=reward", "'reward' is not of the form module.function"),
         ("reward.custom_rm_path=reward.share", "defines no 'share'; did you mean 'share_of_target_tokens'?"),
         ("reward.custom_rm_path=rewards.grade", "no module 'rewards'"),
+        ("reward.custom_rm_path=__main__.grade", "no module '__main__'"),
+        ("seed=-1", "seed: "),
+        ("seed=2147483648", "seed: "),
+        ("data={prompt_dat: prompts.jsonl}", "data.prompt_dat: unknown key; did you mean 'prompt_data'?"),
+        ("reward={custom_rm: reward.f}", "reward.custom_rm: unknown key; did you mean 'custom_rm_path'?"),
+        ("eval.sets=[{name: a, prompt: x}]", "eval.sets.0.prompt: unknown key; did you mean 'prompt_data'?"),
+        ('name="\\ud83d"', "name"),
         ("name.first=x", "name: has no keys below it to set"),
         ("nonsense", "is not of the form key.subkey=value"),
         ("a=[1", "not YAML"),
@@ -327,3 +334,19 @@ def test_overrides(quickstart: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert profile.spec.environment.setup == ("module purge", "source x")
     assert profile.spec.rollout.sglang == {"mem_fraction_static": 0.8}
     assert profile.spec.trainer.megatron == {"weight_decay": 0.1}
+
+
+def test_a_reward_may_be_defined_in_any_branch(quickstart: Path) -> None:
+    lines = ["try:", "    import fast", "except ImportError:", "    def grade(args, sample): return 0.0"]
+    (quickstart.parent / "graded.py").write_text("\n".join([*lines, "if lines := 1:", "    other: object = grade"]))
+    (quickstart.parent / "starred.py").write_text("from graded import *")
+    for path in ("graded.grade", "graded.other", "starred.grade"):
+        assert load_profile(quickstart, sets=[f"reward.custom_rm_path={path}"]).spec.reward.custom_rm_path == path
+
+
+@pytest.mark.parametrize("label", ["null", "true", '""', '" "', "[1]", "{}"])
+def test_math_needs_an_answer_to_compare_with(quickstart: Path, refused: Refused, label: str) -> None:
+    rows = ['{"input": "1+1", "label": 2}', f'{{"input": "a", "label": {label}}}']
+    (quickstart.parent / "math.jsonl").write_text("\n".join(rows))
+    sets = ("data={prompt_data: math.jsonl, label_key: label}", "reward={rm_type: math}")
+    assert "math.jsonl:2: the label is" in refused(*sets) and "needs the answer" in refused(*sets)

@@ -331,3 +331,17 @@ def test_a_login_node_without_engines_is_not_warned(monkeypatch: pytest.MonkeyPa
 
 def test_sbatch_options_are_spelt_as_sbatch_does() -> None:
     assert all("_" not in option for option in SBATCH_OWNED)
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+def test_the_command_line_wins_over_another_spelling_in_the_file(quickstart: Path, by_flag: bool) -> None:
+    text = quickstart.read_text().replace(
+        "trainer:", "trainer:\n  megatron: {accumulate_allreduce_grads_in_fp32: true}", 1
+    )
+    quickstart.write_text(text)
+    name = "grad_reduce_in_fp32"
+    given = (
+        {"flags": [f"--{name.replace('_', '-')}=false"]} if by_flag else {"sets": [f"trainer.megatron.{name}=false"]}
+    )
+    spec = load_profile(quickstart, **given).spec
+    assert megatron_settings(spec.trainer.megatron).ddp[name] is False

@@ -305,3 +305,27 @@ def test_cancel_that_slurm_refuses_leaves_no_marker(
     with pytest.raises(ClusterError, match="denied"):
         cancel_run(read_records(run), slurm)
     assert not run.attempt(1).cancel_marker.exists()
+
+
+def test_a_resume_whose_job_was_not_recorded_is_found(run: RunDir, slurm: FakeSlurm) -> None:
+    """The client died between sbatch and its record: the record is of the job before."""
+    slurm.set_state(JOB, "FAILED")
+    end(run, "crashed")
+    before = read_json(run.submit)
+    resume_run(run, slurm, supervise)
+    write_json(run.submit, before)
+    report = load_status(run, slurm)
+    assert (report.state, report.attempts[-1].job_id) == ("pending", "3")
+    assert cancel_run(read_records(run), slurm) == (JobId(3), True)
+
+
+def test_a_resume_that_was_never_submitted_costs_nothing(run: RunDir, slurm: FakeSlurm) -> None:
+    slurm.set_state(JOB, "FAILED")
+    end(run, "crashed")
+    before = read_json(run.submit)
+    resume_run(run, slurm, supervise)
+    write_json(run.submit, before)
+    del slurm.jobs[3]
+    report = load_status(run, slurm)
+    assert "attempt 2" in report.why and report.next_step == f"slime-hpc resume {run.path}"
+    assert resume_run(run, slurm, supervise).attempt == 3

@@ -89,6 +89,9 @@ def test_events_are_told_and_unknown_ones_passed_over() -> None:
         "attempt 2 starts on trainer n1, n2; rollout n3"
     )
     assert event_text({"event": "engine_started", "engine": "engine 0"}) == "engine 0 is loading on ?"
+    assert event_text({"event": "evaluated", "set": "a", "rounds": 1, "samples": 4}) == (
+        "a after 1 rounds: reward ? of 4 samples"
+    )
     assert event_text({"event": "of tomorrow"}) is None
 
 
@@ -123,6 +126,36 @@ def test_slurm_is_asked_rarely(run: RunDir, slurm: FakeSlurm, monkeypatch: pytes
     )
     assert watch(run, slurm, PlainScreen()).verdict == "failed"
     assert len(asked) <= 2 + 100 * watching.POLL_S / watching.ASK_WHILE_PENDING_S * 2
+
+
+def test_a_requeued_job_is_waited_for(run: RunDir, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its supervisor has written its end while Slurm still makes up its mind."""
+    slurm.set_state(JOB, "RUNNING")
+    write_json(run.attempt(1).owner, {"job_id": "1", "restart_count": 0, "host": "n1", "started": 0.0})
+    end(run, "preempted")
+    states = iter(["COMPLETING", "PENDING", "RUNNING", "CANCELLED"])
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        state = next(states, None)
+        if state is not None:
+            slurm.set_state(JOB, state)
+
+    monkeypatch.setattr(watching, "ASK_WHILE_PENDING_S", -1.0)
+    monkeypatch.setattr(watching.time, "sleep", nap)
+    assert watch(run, slurm, PlainScreen()).attempts[-1].state == "CANCELLED"
+    assert naps.count(watching.ASK_WHILE_ENDING_S) >= 2
+
+
+def test_an_end_that_is_written_while_slurm_is_asked_counts(run: RunDir, slurm: FakeSlurm) -> None:
+    class Slow(FakeSlurm):
+        def queue(self, job_ids: Any) -> Any:
+            end(run, "finished")
+            slurm.set_state(JOB, "COMPLETED")
+            return slurm.queue(job_ids)
+
+    assert watch(run, Slow(), PlainScreen()).verdict == "finished"
 
 
 def test_live_view_fits_80_columns() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from slime_hpc.errors import Finding, ProfileError
 from slime_hpc.spec.explain import did_you_mean, homes_of
 from slime_hpc.spec.passthrough.arguments import Argument
-from slime_hpc.spec.passthrough.keys import ENGINES, Engine
+from slime_hpc.spec.passthrough.keys import ENGINES, Engine, set_over
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.spec.yaml_tree import Tree, parse_value
 
@@ -38,7 +38,7 @@ def apply_flags(tree: Tree, words: Sequence[str]) -> None:
         except ProfileError as error:
             findings += error.findings
             continue
-        tree.set((*flag.engine.path, flag.argument.name), value, name)
+        set_over(tree, (*flag.engine.path, flag.argument.name), value, name)
     if findings:
         raise ProfileError(findings)
 

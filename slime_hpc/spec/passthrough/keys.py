@@ -71,6 +71,17 @@ MEGATRON = Engine(
 ENGINES = (SGLANG, ROUTER, MEGATRON)
 
 
+def set_over(tree: Tree, path: KeyPath, value: object, origin: str) -> None:
+    """``Tree.set`` that also takes the place of an argument's other spellings, which the file may use."""
+    for engine in ENGINES:
+        there = tree.get(engine.path)
+        if path[:-1] == engine.path and isinstance(there, dict):
+            names = {key: meant.name for key, meant in key_spellings(engine.arguments().values()).items()}
+            for key in [k for k in there if names.get(k, k) == names.get(path[-1], path[-1])]:
+                del there[key]
+    tree.set(path, value, origin)
+
+
 def check_keys(tree: Tree) -> list[Finding]:
     """Findings on every key; afterwards the tree has the good ones only, under their arguments' own names."""
     return [finding for engine in ENGINES for finding in _check_engine(engine, tree)]
@@ -136,6 +147,9 @@ def _check_decided(key: str, value: Any, decided: megatron.Decided, spec: RunSpe
         wanted = decided.value(spec, _config_json(spec))
     except KeyError as missing:
         yield Finding(path, f"cannot be compared: config.json of model.hf_checkpoint has no {missing}; remove this key")
+        return
+    except (TypeError, ZeroDivisionError) as error:
+        yield Finding(path, f"cannot be compared: config.json of model.hf_checkpoint makes no sense: {error}")
         return
     if value != wanted:
         yield Finding(path, f"{show(value)} disagrees: {decided.by} ({show(wanted)}); remove this key, or change that")
