@@ -12,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from slime_hpc.plan import JobPlan, plan_warnings
+from slime_hpc.spec.explain import show
+from slime_hpc.spec.secrets import masked
 from slime_hpc.spec.values import format_time
 from slime_hpc.status import AttemptStatus, StatusReport
 
@@ -69,6 +71,7 @@ def plan_report(plan: JobPlan) -> RenderableType:
         ),
         Text(f"cost       at most {plan.max_gpu_hours:.2f} GPU-hours"),
         Text(f"run_dir    {plan.run_dir}"),
+        *(Text(f"variable   {name}={show(value)}") for name, value in masked(plan.variables).items()),
         *(Text(f"warning: {warning}", style="yellow") for warning in plan_warnings(plan)),
     )
 

@@ -6,7 +6,7 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 
@@ -17,6 +17,7 @@ from slime_hpc.spec.cluster import ClusterProfile
 from slime_hpc.spec.load import Profile
 from slime_hpc.spec.passthrough import snapshot_warnings
 from slime_hpc.spec.run import Component, Environment, RunSpec, SbatchOptions
+from slime_hpc.spec.secrets import masked, written_secrets
 from slime_hpc.spec.values import Strict, format_time
 from slime_hpc.types import Role
 
@@ -57,7 +58,7 @@ class JobPlan(Strict):
     engine_python: str
     """Interpreter of agents, driver, trainer and engines, as found inside the job."""
     setup: tuple[str, ...]
-    """Shell lines before the supervisor starts, cluster's and profile's."""
+    """Shell lines before the supervisor starts, cluster's and profile's; the profile's variables come after them."""
     components: tuple[ComponentPlan, ...]
     spec: RunSpec
     cluster: ClusterProfile
@@ -84,6 +85,11 @@ class JobPlan(Strict):
 
     def component(self, role: Role) -> ComponentPlan:
         return next(c for c in self.components if c.role is role)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The profile's environment variables."""
+        return self.spec.environment.variables
 
     @property
     def gpus(self) -> int:
@@ -149,7 +155,6 @@ def _setup_lines(environment: Environment) -> tuple[str, ...]:
     return (
         *(f"module load {shlex.quote(module)}" for module in environment.modules),
         *environment.setup,
-        *(f"export {name}={shlex.quote(value)}" for name, value in environment.variables.items()),
     )
 
 
@@ -183,12 +188,24 @@ def _plan_component(index: int, role: Role, asked: Component, spec: RunSpec, clu
     )
 
 
+def shown_plan(plan: JobPlan) -> dict[str, Any]:
+    """The plan as JSON for showing: secrets among the profile's variables masked."""
+    found: dict[str, Any] = plan.model_dump(mode="json")
+    found["spec"]["environment"]["variables"] = masked(plan.variables)
+    return found
+
+
 def plan_warnings(plan: JobPlan) -> list[str]:
     """What is allowed and may still surprise."""
     warnings = snapshot_warnings(plan.spec)
     limits = {component.time_limit_s for component in plan.components}
     if len(limits) > 1:
         warnings.append(f"the run ends when its shortest component does, after {format_time(min(limits))}")
+    warnings += (
+        f"environment.setup sets {name} to a value that stands in the batch script, which Slurm keeps; move it to "
+        "environment.variables"
+        for name in written_secrets(plan.spec.environment.setup)
+    )
     if plan.spec.checkpoint.interval is None:
         warnings.append("checkpoint.interval is not set: only the last round is saved, a job that ends early loses all")
     return warnings

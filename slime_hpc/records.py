@@ -15,15 +15,32 @@ TAIL_BYTES = 64 * 1024
 """Read at a time from a file's end: more than any row of metrics."""
 
 
+def restrict_umask() -> None:
+    """Whatever this process and its children create, nobody but its user and group can write, and its user can.
+
+    One rule for all files of a run, whatever the shell's umask: the run directory itself has mode 0700.
+    """
+    inherited = os.umask(0o077)
+    os.umask((inherited & 0o077) | 0o002)
+
+
 def write_text_atomic(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace ``path`` so that a reader sees the old text or the new, never a part; survives power loss."""
+    """Replace ``path`` so that a reader sees the old text or the new, never a part; survives power loss.
+
+    OSError with the name of ``path``, and nothing left behind, where it cannot be written.
+    """
     tmp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(tmp, path)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(tmp, path)
+    except OSError as error:
+        tmp.unlink(missing_ok=True)
+        error.filename = str(path)  # of a full disk the kernel does not say which file it was
+        raise
     fsync_dir(path.parent)
 
 

@@ -25,8 +25,8 @@ from slime_hpc.submit import (
     refusal,
     status_command,
     submit_attempt,
+    withdraw,
     write_attempt,
-    write_record,
 )
 from slime_hpc.types import JobId
 
@@ -43,6 +43,7 @@ def resume_run(
     that a run does not survive. Where Slurm refuses it, nothing is left behind.
     """
     last = _last_plan(run)
+    run = _in_its_place(run, last)
     require_no_job(run, last, slurm)
     profile = reload_profile(last.spec, last.profile_dir, sets=sets, flags=flags)
     profile.require_none(changed_identity(last.spec, profile.spec))
@@ -50,7 +51,7 @@ def resume_run(
     plan = new_plan(profile, attempt=max(attempt.number for attempt in run.all_attempts()) + 1)
     profile.require_none(check_partitions(plan, slurm.partitions()))
     render_script(plan, supervisor_command(plan))  # refuses an sbatch option before anything is written
-    return write_record(run, plan, _submit(run, plan, slurm, entry))
+    return _submit(run, plan, slurm, entry)
 
 
 def _last_plan(run: RunDir) -> JobPlan:
@@ -58,6 +59,18 @@ def _last_plan(run: RunDir) -> JobPlan:
     if not plans:
         raise UserError(f"{run.path} is not a run directory: it has no attempts/0001/plan.json")
     return read_plan(plans[-1])
+
+
+def _in_its_place(run: RunDir, last: JobPlan) -> RunDir:
+    """The run by the name that its records have; UserError where it no longer lies there."""
+    made_as = RunDir(last.run_dir)
+    if not (made_as.path.exists() and made_as.path.samefile(run.path)):
+        link = shlex.join(["ln", "-s", str(run.path), str(made_as.path)])
+        raise UserError(
+            f"{run.path} was made as {made_as.path}, and its records name files there; move it back, or leave a link "
+            f"there: {link}"
+        )
+    return made_as
 
 
 def require_no_job(run: RunDir, last: JobPlan, slurm: Slurm) -> None:
@@ -122,7 +135,7 @@ def _require_something_to_do(run: RunDir, spec: RunSpec) -> None:
         raise UserError(f"num_rollout={spec.num_rollout} is below the {done} rounds that the newest checkpoint holds")
 
 
-def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
+def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> SubmitRecord:
     attempt = run.attempt(plan.attempt)
     try:
         write_attempt(run, plan)
@@ -130,6 +143,7 @@ def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
     except FileExistsError as error:
         raise UserError(f"attempt {plan.attempt} was made by somebody else just now; {status_command(run)}") from error
     except OSError as error:
+        withdraw(run, plan, slurm, error)
         shutil.rmtree(attempt.path, ignore_errors=True)  # perhaps it could not even be made
         raise UserError(f"{attempt.path} cannot be written: {error.strerror}; make room, and try again") from error
     except SlurmCommandError as error:

@@ -1,11 +1,36 @@
-"""Every file name of a run, as a property. Creates nothing unless a method says so."""
+"""Every file name of a run, as a property. Creates nothing unless a method says so.
+
+What holds the profile's variables, which may be secrets, has mode 0600: profile.yaml, spec.json, and an attempt's
+plan.json and environment.sh. No script does, since Slurm keeps those.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def absolute_path(path: Path | str) -> Path:
+    """Absolute, without ``.`` and ``..``, and the same place: behind a symlink ``..`` is not what the text says.
+
+    Other symlinks stay as they were written. FileNotFoundError if a relative one starts in a deleted directory.
+    """
+    absolute = os.path.join(os.getcwd(), path) if not os.path.isabs(path) else str(path)
+    short = os.path.normpath(absolute)
+    real = os.path.realpath(absolute)
+    return Path(short if os.path.realpath(short) == real else real)
+
+
+def is_nowhere() -> bool:
+    """Whether the working directory has been removed: it still is one to the kernel, but has no path."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -30,6 +55,11 @@ class AttemptDir:
     @property
     def script(self) -> Path:
         return self.path / "run.sbatch"
+
+    @property
+    def environment(self) -> Path:
+        """The profile's variables, for the script to read; there only if it has any."""
+        return self.path / "environment.sh"
 
     @property
     def submitit(self) -> Path:

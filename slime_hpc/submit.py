@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -20,7 +21,7 @@ from slime_hpc import __version__
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
 from slime_hpc.plan import JobPlan, new_plan
 from slime_hpc.records import read_json, write_json, write_text_atomic
-from slime_hpc.render import render_script, supervisor_command
+from slime_hpc.render import render_script, supervisor_command, write_environment
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
 from slime_hpc.slurm.executor import HetJob, HetSlurmExecutor
@@ -109,14 +110,11 @@ def submit_run(profile: Profile, slurm: Slurm, entry: Entry) -> SubmitRecord:
     render_script(plan, supervisor_command(plan))  # refuses an sbatch option before anything is written
     made = _claim(run)
     try:
-        write_text_atomic(run.profile, profile.text)
+        write_text_atomic(run.profile, profile.text, mode=0o600)
         write_attempt(run, plan)
+        return submit_attempt(run, plan, slurm, entry)
     except OSError as e:
-        _undo(run, made)
-        raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
-    try:
-        job_id = submit_attempt(run, plan, slurm, entry)
-    except OSError as e:  # the script could not be written; sbatch has not been called
+        withdraw(run, plan, slurm, e)
         _undo(run, made)
         raise UserError(f"run_dir {run.path} cannot be written: {e.strerror}; choose another, or make room") from e
     except SlurmCommandError as e:
@@ -125,14 +123,37 @@ def submit_run(profile: Profile, slurm: Slurm, entry: Entry) -> SubmitRecord:
     except ClusterError as e:
         hint = f"Its run directory is kept; `{status_command(run)}` tells whether there is a job."
         raise ClusterError(f"{e}\n{hint}") from e
-    return write_record(run, plan, job_id)
 
 
-def write_record(run: RunDir, plan: JobPlan, job_id: JobId) -> SubmitRecord:
-    """``submit.json``, of the newest submission."""
+def withdraw(run: RunDir, plan: JobPlan, slurm: Slurm, reason: OSError) -> None:
+    """Cancel the job of an attempt that could not be written whole, if it was queued already.
+
+    ClusterError, and nothing is to be removed, where Slurm cannot say or do it.
+    """
+    if not run.attempt(plan.attempt).script.exists():
+        return  # sbatch comes after it
+    try:
+        for job_id in {row.job_id.leader for row in slurm.find(plan.token) if not row.state.is_over}:
+            slurm.cancel(job_id)
+    except ClusterError as e:
+        raise ClusterError(
+            f"{run.path} cannot be written: {reason.strerror}; and whether there is a job of it that must be cancelled "
+            f"cannot be told: {e}\nMake room, then see `{status_command(run)}`"
+        ) from e
+
+
+def _write_record(run: RunDir, plan: JobPlan, job_id: JobId) -> SubmitRecord:
+    """``submit.json`` and ``spec.json``, of the newest submission."""
     record = SubmitRecord(str(run.path), plan.attempt, str(job_id), job_id.cluster, plan.token, time.time())
+    _write_spec(run, plan)
     write_json(run.submit, dataclasses.asdict(record))
     return record
+
+
+def _write_spec(run: RunDir, plan: JobPlan) -> None:
+    spec: dict[str, Any] = plan.spec.model_dump(mode="json")
+    content = {"schema_version": plan.schema_version, "tool_version": plan.tool_version, "spec": spec}
+    write_json(run.spec, content, mode=0o600)
 
 
 def begin_local_run(profile: Profile, plan: JobPlan) -> None:
@@ -151,8 +172,9 @@ def begin_local_run(profile: Profile, plan: JobPlan) -> None:
         submitted=time.time(),
     )
     try:
-        write_text_atomic(run.profile, profile.text)
+        write_text_atomic(run.profile, profile.text, mode=0o600)
         write_attempt(run, plan)
+        _write_spec(run, plan)
         write_json(run.submit, dataclasses.asdict(record))
     except OSError as e:
         _undo(run, made)
@@ -229,23 +251,25 @@ def _claim(run: RunDir) -> list[Path]:
     except FileExistsError as e:
         raise _in_use(run) from e
     except OSError as e:
+        for path in (run.attempts, *made):
+            with contextlib.suppress(OSError):  # it was not made
+                path.rmdir()
         raise UserError(f"run_dir {run.path} cannot be made: {e.strerror}; choose another") from e
     return made
 
 
 def write_attempt(run: RunDir, plan: JobPlan) -> None:
-    """Its directory and plan; FileExistsError where there is one of that number."""
+    """Its directory, plan and variables; FileExistsError where there is one of that number."""
     attempt = run.attempt(plan.attempt)
     attempt.path.mkdir()
     attempt.logs.mkdir()
     attempt.secrets.mkdir(mode=0o700)
-    spec: dict[str, Any] = plan.spec.model_dump(mode="json")
-    write_json(run.spec, {"schema_version": plan.schema_version, "tool_version": plan.tool_version, "spec": spec})
-    write_text_atomic(attempt.plan, plan.model_dump_json(indent=2) + "\n")
+    write_text_atomic(attempt.plan, plan.model_dump_json(indent=2) + "\n", mode=0o600)
+    write_environment(plan, attempt.environment)
 
 
-def submit_attempt(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> JobId:
-    """Queue the job of an attempt that ``write_attempt`` wrote."""
+def submit_attempt(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> SubmitRecord:
+    """Queue the job of an attempt that ``write_attempt`` wrote, and record it. OSError: see ``withdraw``."""
     attempt = run.attempt(plan.attempt)
 
     def script(command: str) -> str:
@@ -264,7 +288,7 @@ def submit_attempt(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> Jo
     )
     job = executor.submit(entry, str(run.path), plan.attempt)
     assert isinstance(job, HetJob)
-    return job.watcher.job(job.job_id)
+    return _write_record(run, plan, job.watcher.job(job.job_id))
 
 
 def _undo(run: RunDir, made: Sequence[Path]) -> None:

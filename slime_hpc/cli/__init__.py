@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import typer
 from slime_hpc import __version__
 from slime_hpc.cli import cancel, devcluster, export, logs, plan, render, report, resume, run, status, submit
 from slime_hpc.errors import ProfileError, SlimeHpcError
+from slime_hpc.records import restrict_umask
+from slime_hpc.run_dir import is_nowhere
 
 TRAILING = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that take Megatron and SGLang options after the profile."""
@@ -54,12 +57,14 @@ def _options(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The one place that catches our exceptions: their message, their exit code, no traceback."""
+    restrict_umask()
+    _print_what_the_terminal_can()
     try:
         app(arguments)
     except SlimeHpcError as e:
         _fail(_message(e), e.exit_code)
     except OSError as e:
-        _fail(f"{e.filename or 'input or output'}: {e.strerror}", 1)
+        _fail(_reason(e), 1)
     except Exception as e:
         if os.environ.get("SLIME_HPC_DEBUG"):
             raise
@@ -67,10 +72,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
+def _print_what_the_terminal_can() -> None:
+    """In a locale without the characters of a path or a message, show their numbers: printing must not fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _message(error: SlimeHpcError) -> str:
     if isinstance(error, ProfileError) and len(error.findings) > 1:
         return f"{len(error.findings)} things to mend:\n" + "\n".join(f"  {finding}" for finding in error.findings)
     return str(error)
+
+
+def _reason(error: OSError) -> str:
+    if error.filename is None and isinstance(error, FileNotFoundError) and is_nowhere():
+        return "the directory this shell is in has been removed; cd to another, or give whole paths"
+    return f"{error.filename or 'input or output'}: {error.strerror}"
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json
+from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json, run_directory
 
 if TYPE_CHECKING:
     from slime_hpc.slurm.commands import Slurm
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
     """Cancel a run's job. A run that has ended stays as it is."""
-    from slime_hpc.run_dir import RunDir
     from slime_hpc.slurm.commands import SlurmCli
     from slime_hpc.status import read_records
 
-    records = read_records(RunDir(run.absolute()))
+    records = read_records(run_directory(run))
     job_id, cancelled = cancel_run(records, SlurmCli())
     if as_json:
         print_json({"run_dir": str(records.run.path), "job_id": job_id and str(job_id), "cancelled": cancelled})
@@ -53,7 +52,7 @@ def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     try:
         slurm.cancel(job_id)
     except ClusterError:
-        marker.unlink()  # or a later end for another reason would be taken for this one
+        marker.unlink(missing_ok=True)  # or a later end for another reason would be taken for this one
         raise
     return job_id, True
 
@@ -62,8 +61,19 @@ def _leave_marker(records: Records) -> Path:
     from slime_hpc.records import write_json
 
     marker = records.run.attempt(records.plan.attempt).cancel_marker
-    write_json(marker, {"time": time.time(), "user": getpass.getuser()})
+    try:
+        write_json(marker, {"time": time.time(), "user": _user()})
+    except OSError as error:
+        # a full disk is one reason to cancel: it goes on, and the run's record will not say who wanted it
+        typer.echo(f"not recorded as cancelled by you: {marker}: {error.strerror}", err=True)
     return marker
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"  # which no passwd knows, as in some containers
 
 
 def _cancel_process(records: Records, slurm: Slurm) -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from slime_hpc.cli.arguments import JsonOption, RunArgument
+from slime_hpc.cli.arguments import JsonOption, RunArgument, run_directory
 
 
 def export(
@@ -28,11 +28,10 @@ def export(
 ) -> None:
     """Turn a checkpoint into a model that loads in transformers. One process does it, without a GPU."""
     from slime_hpc.render import in_environment
-    from slime_hpc.run_dir import RunDir
     from slime_hpc.status import read_records
 
-    directory = RunDir(run.absolute())
-    plan = read_records(directory).plan
+    directory = run_directory(run)
+    plan = read_records(directory).plan.model_copy(update={"run_dir": directory.path})
     options = [] if round_ is None else [f"--round={round_}"]
     options += [] if output is None else [f"--output={output.absolute()}"]
     options += ["--json"] if as_json else []

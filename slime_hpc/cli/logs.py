@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slime_hpc.cli.arguments import RunArgument
+from slime_hpc.cli.arguments import RunArgument, run_directory
 
 if TYPE_CHECKING:
     from slime_hpc.run_dir import RunDir
@@ -31,10 +31,9 @@ def logs(
 
     The newest attempt's; left out, WHO is the driver, or Slurm's own output where there is no driver yet.
     """
-    from slime_hpc.run_dir import RunDir
     from slime_hpc.status import read_records
 
-    records = read_records(RunDir(run.absolute()))
+    records = read_records(run_directory(run))
     over = _Over(records.run, records.plan.attempt)
     if follow:
         _await_log(records.run, who or "driver", over)

@@ -22,8 +22,8 @@ def render(
     """Show a profile's batch script, or write it."""
     from slime_hpc.plan import new_plan
     from slime_hpc.records import write_text_atomic
-    from slime_hpc.render import render_script, supervisor_command
-    from slime_hpc.run_dir import RunDir
+    from slime_hpc.render import render_script, supervisor_command, write_environment
+    from slime_hpc.run_dir import RunDir, absolute_path
 
     plan = new_plan(load(profile, set_, ctx.args))
     script = render_script(plan, supervisor_command(plan))
@@ -32,13 +32,16 @@ def render(
         return
     output.mkdir(parents=True, exist_ok=True)
     write_text_atomic(output / "run.sbatch", script)
-    write_text_atomic(output / "plan.json", plan.model_dump_json(indent=2) + "\n")
+    write_text_atomic(output / "plan.json", plan.model_dump_json(indent=2) + "\n", mode=0o600)
+    write_environment(plan, output / "environment.sh")
     attempt = RunDir(plan.run_dir).attempt(plan.attempt)
     q = shlex.join
     made = (["mkdir", "-p", "-m", "700", str(plan.run_dir)], ["mkdir", "-p", str(attempt.logs)])
+    output = absolute_path(output)
+    needed = [str(output / path.name) for path in (attempt.plan, attempt.environment) if (output / path.name).exists()]
     typer.echo(
-        f"wrote {output}/run.sbatch and {output}/plan.json. To submit by hand, from anywhere:\n"
+        f"wrote run.sbatch and what it needs into {output}. To submit by hand, from anywhere:\n"
         f"  {q(made[0])} && {q(made[1])} && {q(['mkdir', '-m', '700', str(attempt.secrets)])}\n"
-        f"  {q(['cp', str(output.absolute() / 'plan.json'), str(attempt.plan)])}\n"
-        f"  {q(['sbatch', str(output.absolute() / 'run.sbatch')])}"
+        f"  {q(['cp', *needed, str(attempt.path)])}\n"
+        f"  {q(['sbatch', str(output / 'run.sbatch')])}"
     )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
-from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json
+from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json, run_directory
 
 
 def report(run: RunArgument, as_json: JsonOption = False) -> None:
     """Show what came of a run: rounds, rewards, the model, and a picture of the reward."""
     from slime_hpc.display import data_tables, print_report, run_report
     from slime_hpc.report import draw_reward_curve, load_evaluations, load_prompt_counts, load_rounds, summarise
-    from slime_hpc.run_dir import RunDir
     from slime_hpc.slurm.commands import SlurmCli
     from slime_hpc.status import load_status
 
-    directory = RunDir(run.absolute())
+    directory = run_directory(run)
     status = load_status(directory, SlurmCli())
     rounds = load_rounds(directory)
     draw_reward_curve(directory, rounds)

@@ -7,17 +7,17 @@ import shlex
 
 import typer
 
-from slime_hpc.cli.arguments import JsonOption, RunArgument, SetOption, print_json
+from slime_hpc.cli.arguments import JsonOption, RunArgument, SetOption, name_what_is_left_out, print_json, run_directory
 
 
 def resume(ctx: typer.Context, run: RunArgument, set_: SetOption = None, as_json: JsonOption = False) -> None:
     """Queue a run's next attempt, which goes on from its newest checkpoint; keys of its profile may be changed."""
     from slime_hpc.resume import resume_run
-    from slime_hpc.run_dir import RunDir
     from slime_hpc.slurm.commands import SlurmCli
     from slime_hpc.supervisor.main import supervise
 
-    record = resume_run(RunDir(run.absolute()), SlurmCli(), supervise, sets=set_ or (), flags=ctx.args)
+    name_what_is_left_out()
+    record = resume_run(run_directory(run), SlurmCli(), supervise, sets=set_ or (), flags=ctx.args)
     if as_json:
         print_json(dataclasses.asdict(record))
         return

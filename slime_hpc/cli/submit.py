@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slime_hpc.cli.arguments import JsonOption, ProfileArgument, SetOption, load, print_json
+from slime_hpc.cli.arguments import JsonOption, ProfileArgument, SetOption, load, name_what_is_left_out, print_json
 
 if TYPE_CHECKING:
     from slime_hpc.spec.load import Profile
@@ -35,6 +34,7 @@ def submit(
     if watch and (dry_run or as_json):
         raise UserError("--watch shows a run to people; leave out --dry-run and --json, or --watch")
     loaded = load(profile, set_, ctx.args)
+    name_what_is_left_out()
     if dry_run:
         _show_dry_run(loaded, as_json)
         return
@@ -48,13 +48,13 @@ def submit(
 
 
 def _show_dry_run(profile: Profile, as_json: bool) -> None:
+    from slime_hpc.plan import shown_plan
     from slime_hpc.slurm.commands import SlurmCli
     from slime_hpc.submit import submit_dry_run
 
     found = submit_dry_run(profile, SlurmCli())
     if as_json:
-        plan = json.loads(found.plan.model_dump_json())
-        print_json({"plan": plan, "script": found.script, "unchecked": found.unchecked or None})
+        print_json({"plan": shown_plan(found.plan), "script": found.script, "unchecked": found.unchecked or None})
         return
     typer.echo(found.script, nl=False)
     said = f"not checked with Slurm: {found.unchecked}" if found.unchecked else "Slurm accepts it"

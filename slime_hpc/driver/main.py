@@ -25,7 +25,7 @@ from slime_hpc.driver.start import find_start, first_round
 from slime_hpc.errors import ClusterError, RunFailed
 from slime_hpc.loop import run_rounds
 from slime_hpc.plan import JobPlan
-from slime_hpc.records import EventLog, read_json, write_json
+from slime_hpc.records import EventLog, read_json, restrict_umask, write_json
 from slime_hpc.run_dir import RunDir
 from slime_hpc.supervisor.address import node_name, own_address
 from slime_hpc.supervisor.cause import Cause, Ending
@@ -148,6 +148,7 @@ def main(argv: list[str]) -> int:
     """``python -m slime_hpc.driver RUN_DIR ATTEMPT``, by srun on the first trainer node."""
     run_dir, attempt = argv
     block_notices_for_good()
+    restrict_umask()
     run = RunDir(Path(run_dir))
     plan = JobPlan.model_validate_json(run.attempt(int(attempt)).plan.read_text(encoding="utf-8"))
     exit_code = Driver(plan, run).run()

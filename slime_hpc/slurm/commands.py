@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded, SlurmCommandError
+from slime_hpc.run_dir import is_nowhere
 from slime_hpc.slurm.parse import (
     ACCOUNTING_FORMAT,
     QUEUE_FORMAT,
@@ -165,14 +166,15 @@ class SlurmCli:
         return {name: value for name, value in environ.items() if name not in dropped}
 
     def _query_env(self) -> dict[str, str]:
-        return {**self._submit_env(), "LC_ALL": "C", "SLURM_TIME_FORMAT": TIME_FORMAT}
+        kept = {name: value for name, value in self._submit_env().items() if not _MISLEADS_QUERIES.match(name)}
+        return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": TIME_FORMAT}
 
     def _run(self, *command: str, env: Mapping[str, str]) -> str:
         """Standard output of one command."""
         try:
             done = subprocess.run(
                 command, check=False, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                errors="replace", timeout=self.timeout_s,
+                errors="replace", timeout=self.timeout_s, cwd=_directory(),
             )  # fmt: skip
         except FileNotFoundError as error:
             raise ClusterError(
@@ -194,15 +196,27 @@ class SlurmCli:
         return done.stdout
 
 
+def _directory() -> str | None:
+    """Where to run Slurm's commands: sbatch fails in a directory that somebody has removed."""
+    return "/" if is_nowhere() else None
+
+
 def dropped_variables(environ: Mapping[str, str]) -> list[str]:
-    """Variables of an enclosing job, and users' defaults, that no Slurm command of ours gets to see.
+    """Variables of an enclosing job or MPI step, and users' defaults, that no job of ours gets to see.
 
-    They would override the script (``SBATCH_PARTITION``) or follow it into the job (``SLURM_CPU_BIND``).
+    They would override the script (``SBATCH_PARTITION``), steer its steps (``SLURM_CPU_BIND``), or tell a library in
+    them that it is a rank of something else (``PMI_RANK``, ``OMPI_COMM_WORLD_RANK``).
     """
-    return sorted(name for name in environ if _MISLEADING.match(name) and name not in _KEPT)
+    return sorted(name for name in environ if _MISLEADS_JOBS.match(name) and name not in _KEPT)
 
 
-_MISLEADING = re.compile(r"SLURM|PMI|(SBATCH|SRUN|SALLOC|SQUEUE|SACCT|SCANCEL|SINFO)_")
+_MISLEADS_JOBS = re.compile(
+    r"SLURM|SUBMITIT|(SBATCH|SRUN|SALLOC)_|PMI_|PMI2_|PMIX_(?!MCA_)|PRTE_(?!MCA_)|OMPI_(?!MCA_)|OMPI_MCA_(orte|ess|pmix)"
+    r"|MV2_COMM_WORLD_|MPI_LOCAL(RANKID|NRANKS)|HYDI_"
+)
+"""MCA parameters are settings, of a site's module or a user's, but those by which mpirun speaks to its children."""
+_MISLEADS_QUERIES = re.compile(r"(SQUEUE|SACCT|SCANCEL|SINFO)_")
+"""How a user likes tables to look."""
 _KEPT = {"SLURM_CONF", "SLURM_JWT"}
 """How the cluster is reached."""
 

@@ -5,6 +5,7 @@ Each ``check_`` returns findings, with the path of the key to change; the loader
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,6 +20,23 @@ from slime_hpc.spec.run import Component, Environment, RunSpec
 
 Findings = Iterator[Finding]
 
+MAX_NAME_BYTES = 255
+"""Of one name in a path, on Linux's file systems."""
+MAX_RUN_DIR_BYTES = 3840
+"""A path may have 4095, of which the longest below a run directory takes less than 256."""
+MAX_VARIABLE_BYTES = 128 * 1024
+"""``NAME=value`` and its end. Source: execve(2), MAX_ARG_STRLEN."""
+
+_SLURMS = re.compile(r"SLURM|SUBMITIT|PMI|(SBATCH|SRUN|SALLOC)_")
+_OURS = re.compile(r"SLIME_HPC_.*|RAY_AUTH_.*|RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER|GLOO_SOCKET_IFNAME")
+"""GLOO_SOCKET_IFNAME: the interface of the address that the nodes were told of."""
+_SHELLS = {
+    "_", "BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_COMMAND", "BASH_SUBSHELL", "BASH_VERSINFO", "COMP_WORDBREAKS",
+    "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "LINENO", "OLDPWD", "PPID",
+    "PWD", "RANDOM", "SECONDS", "SHELLOPTS", "SHLVL", "SRANDOM", "UID",
+}  # fmt: skip
+"""Bash refuses them, or they have another value when they are read. Source: bash(1), Shell Variables."""
+
 
 def check_profile(spec: RunSpec, cluster: ClusterProfile, profile_dir: Path) -> list[Finding]:
     """Everything beyond the schema that is wrong with a run."""
@@ -30,6 +48,7 @@ def check_profile(spec: RunSpec, cluster: ClusterProfile, profile_dir: Path) -> 
         *check_leaks(spec),
         *check_algorithm(spec),
         *check_run_dir(spec.run_dir),
+        *check_profile_dir(profile_dir),
         *check_model_dir(spec.model.hf_checkpoint),
         *check_data(spec),
         *check_eval(spec),
@@ -206,13 +225,37 @@ def _check_learning_rate(spec: RunSpec) -> Findings:
 
 
 def check_run_dir(run_dir: Path) -> Findings:
-    text = str(run_dir)
-    bad = [c for c in text if c in '%"\\' or not c.isprintable()]
-    if bad:
+    text, longest = str(run_dir), max(run_dir.parts, key=_size, default="")
+    if bad := next((c for c in text if c in "%\\" or not c.isprintable()), None):
         yield Finding(
             "run_dir",
-            f"{show(text)} has {show(bad[0])}, which Slurm's output option cannot take; choose another name",
+            f"{show(text)} has {show(bad)}, which Slurm's output option cannot take; choose another name",
         )
+    if _size(longest) > MAX_NAME_BYTES:
+        yield Finding(
+            "run_dir",
+            f"{show(longest)} has {_size(longest)} bytes, a name in a path at most {MAX_NAME_BYTES}; shorten it",
+        )
+    elif _size(text) > MAX_RUN_DIR_BYTES:
+        yield Finding(
+            "run_dir",
+            f"{show(text)} has {_size(text)} bytes, but may have at most {MAX_RUN_DIR_BYTES}, with room for what lies "
+            "below it; choose a shorter path",
+        )
+
+
+def check_profile_dir(profile_dir: Path) -> Findings:
+    if not is_utf8(str(profile_dir)):
+        yield Finding("", f"lies in {str(profile_dir)!r}, which is not UTF-8 and cannot be recorded; move it elsewhere")
+
+
+def is_utf8(path: str) -> bool:
+    """Whether a path is text; one that Linux allows may be any bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in path)
+
+
+def _size(name: str) -> int:
+    return len(os.fsencode(name))
 
 
 def check_model_dir(path: Path) -> Findings:
@@ -233,9 +276,25 @@ def check_model_dir(path: Path) -> Findings:
 
 
 def check_environment(environment: Environment) -> Findings:
-    for name in environment.variables:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Finding(f"environment.variables.{name}", f"{name!r} is not a name the shell can export")
+    for name, value in environment.variables.items():
+        if problem := _problem_of_variable(name, value):
+            yield Finding(f"environment.variables.{name}", problem)
     for i, module in enumerate(environment.modules):
         if not re.fullmatch(r"\S+", module):
             yield Finding(f"environment.modules.{i}", f"{module!r} is not a module name: it is empty or has spaces")
+
+
+def _problem_of_variable(name: str, value: str) -> str:
+    """Why a variable could not reach every process as it stands, or nothing. Never its value: that may be a secret."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return f"{name!r} is not a name the shell can export: it takes letters, digits and _, no digit first; rename it"
+    if _SLURMS.match(name):
+        return "is Slurm's own, which tells a job's processes about themselves by such; leave it out, or see sbatch"
+    if _OURS.fullmatch(name):
+        return "is set by slime-hpc, afresh for each attempt; leave it out"
+    if name in _SHELLS:
+        return "is the shell's own, which sets it itself; leave it out"
+    size = _size(name) + _size(value) + 2
+    if size > MAX_VARIABLE_BYTES:
+        return f"takes {size} bytes, but Linux gives a process at most {MAX_VARIABLE_BYTES} in one; put it into a file"
+    return ""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from slime_hpc.errors import Finding
+from slime_hpc.spec.secrets import MASK, is_secret
 from slime_hpc.spec.yaml_tree import KeyPath, Tree
 
 M = TypeVar("M", bound=BaseModel)
@@ -118,7 +119,10 @@ def _explain(error: Any, model: type[BaseModel], tree: Tree) -> Finding:
     if error["type"] != "missing":
         while path not in tree:
             path = path[:-1]  # pydantic appends the members of a union
-    message = _message(error, model, location, tree.get(path))
+    value = tree.get(path)
+    message = _message(error, model, location, value)
+    if path[:2] == ("environment", "variables") and (len(path) == 2 or is_secret(path[2])):
+        message = message.replace(show(value), MASK)
     return Finding(".".join(path), message, tree.where(path))
 
 
@@ -136,8 +140,6 @@ def _message(error: Any, root: type[BaseModel], location: KeyPath, value: object
     if kind in _KINDS:
         quote = "; write it in quotes" if kind == "string_type" and isinstance(value, int | float) else ""
         return f"{show(value)} is not {_KINDS[kind]}{quote}"
-    if kind == "string_pattern_mismatch":
-        return f"{show(value)} does not match {context['pattern']}"
     return f"{show(value)}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_hpc.errors import Finding, ProfileError
-from slime_hpc.spec.check import check_profile
+from slime_hpc.run_dir import absolute_path
+from slime_hpc.spec.check import check_profile, is_utf8
 from slime_hpc.spec.cluster import ClusterProfile
 from slime_hpc.spec.explain import did_you_mean, show, validate
 from slime_hpc.spec.passthrough import apply_flags, check_keys, check_values, set_over
 from slime_hpc.spec.run import RunSpec
-from slime_hpc.spec.yaml_tree import KeyPath, Tree, parse_value, parse_yaml
+from slime_hpc.spec.secrets import masked_setting
+from slime_hpc.spec.yaml_tree import KeyPath, Tree, escape_json, parse_value, parse_yaml
 
 PATH_KEYS: tuple[KeyPath, ...] = (("run_dir",), ("model", "hf_checkpoint"), ("data", "prompt_data"))
 """Relative ones are taken from the profile's directory; ``~`` and ``$VARIABLES`` are expanded."""
@@ -50,21 +52,24 @@ def load_profile(path: Path, *, sets: Sequence[str] = (), flags: Sequence[str] =
 
     ``sets`` are ``a.b=c`` texts, ``flags`` trailing ``--sglang-…`` and Megatron options with their values.
     """
-    path = Path(os.path.abspath(path))
+    path = absolute_path(path)
     return _resolve(path, _read_text(path), _short(path), sets, flags)
 
 
 def reload_profile(spec: RunSpec, directory: Path, *, sets: Sequence[str] = (), flags: Sequence[str] = ()) -> Profile:
     """A run's resolved spec once more, with changes, checked like a profile in ``directory``."""
-    text = spec.model_dump_json(indent=2, exclude_defaults=True)  # checks tell what is set from what is not
-    return _resolve(directory / "profile.yaml", text, "the run's spec", sets, flags)
+    json = spec.model_dump_json(indent=2, exclude_defaults=True)  # checks tell what is set from what is not
+    return _resolve(directory / "profile.yaml", escape_json(json), "the run's spec", sets, flags, resolved=True)
 
 
-def _resolve(path: Path, text: str, origin: str, sets: Sequence[str], flags: Sequence[str]) -> Profile:
+def _resolve(
+    path: Path, text: str, origin: str, sets: Sequence[str], flags: Sequence[str], *, resolved: bool = False
+) -> Profile:
     tree = parse_yaml(text, origin)
+    done = {tree.get(key) for key in _path_keys(tree)} if resolved else set()
     apply_sets(tree, sets)
     apply_flags(tree, flags)
-    findings = _resolve_paths(tree, path.parent) + check_keys(tree)
+    findings = _resolve_paths(tree, path.parent, done) + check_keys(tree)
     spec, more = validate(RunSpec, tree)
     findings += more
     cluster, more = _find_cluster(tree, path.parent)
@@ -113,7 +118,7 @@ def shipped_cluster_profiles() -> Path:
 def apply_sets(tree: Tree, sets: Sequence[str]) -> None:
     """``rollout.nodes=8`` over what the file says; values follow the file's scalar rules, lists and all."""
     for text in sets:
-        origin = f"--set {text}"
+        origin = f"--set {masked_setting(text)}"
         dotted, equals, value = text.partition("=")
         if not equals or not all(dotted.split(".")):
             raise ProfileError([Finding("", "is not of the form key.subkey=value", origin)])
@@ -127,20 +132,32 @@ def _path_keys(tree: Tree) -> list[KeyPath]:
     return [*PATH_KEYS, *(("eval", "sets", str(i), "prompt_data") for i in range(count))]
 
 
-def _resolve_paths(tree: Tree, base: Path) -> list[Finding]:
+def _resolve_paths(tree: Tree, base: Path, done: set[str]) -> list[Finding]:
     findings = []
     for key in _path_keys(tree):
         text = tree.get(key)
-        if not isinstance(text, str):
-            continue  # missing or of a wrong type: the schema says so
-        expanded = _expand(text)
-        unset = re.search(r"^~|\$(?:\w+|\{)", expanded)
-        if unset or not text:
-            reason = f"{unset[0]} is not known here" if unset else "is empty"
+        if not isinstance(text, str) or text in done:
+            continue  # missing or of a wrong type: the schema says so. Or resolved once, and a $ in it is a $
+        full = os.path.join(base, _expand(text))
+        reason = _why_unusable(text, full)
+        if reason:
             findings.append(Finding(".".join(key), f"{show(text)}: {reason}; write the path out", tree.where(key)))
         else:
-            tree.set(key, os.path.normpath(base / expanded), tree.where(key))
+            tree.set(key, str(absolute_path(full)), tree.where(key))
     return findings
+
+
+def _why_unusable(text: str, full: str) -> str:
+    """Of a path; nothing if it can be used. A ``$`` or ``~`` that came out of a variable is a name's."""
+    variables = re.finditer(r"\$(?:(\w+)|\{([^}]*)\}?)", text)
+    unset = next((found[0] for found in variables if (found[1] or found[2]) not in os.environ), None)
+    if unset is None and text.startswith("~") and _expand(text).startswith("~"):
+        unset = "~"
+    if unset is not None:
+        return f"{unset} is not known here"
+    if not text:
+        return "is empty"
+    return "" if is_utf8(full) else f"{full!r} is not UTF-8"
 
 
 def _expand(text: str) -> str:
@@ -163,7 +180,11 @@ def _read_text(path: Path) -> str:
 
 def _short(path: Path) -> str:
     """Relative to the working directory where it lies below it: easier to read, and to click on."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        return str(path)  # somebody has removed the directory this shell is in
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _at(finding: Finding, tree: Tree) -> Finding:

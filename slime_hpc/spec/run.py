@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from slime_hpc.spec.values import Memory, Strict, TimeLimit
+from slime_hpc.spec.values import Memory, Name, Strict, TimeLimit
 
 SbatchOptions = dict[str, str | int | bool]
 """Further sbatch options by long name (``exclude: n7``, ``exclusive: true``)."""
@@ -20,6 +20,7 @@ class Environment(Strict):
     setup: tuple[str, ...] = ()
     """Shell lines, run in order after the modules. If there are any, ``python`` is the one they put on PATH."""
     variables: dict[str, str] = Field(default_factory=dict)
+    """Taken as they stand, in every process of the run. Those whose names look like secrets are never shown."""
 
 
 class Model(Strict):
@@ -137,7 +138,7 @@ class Reward(Strict):
 class EvalSet(Source):
     """Prompts that are never trained on by this set; templates and keys are those of ``data`` unless given."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    name: Name
     input_key: str | None = None
     label_key: str | None = None
     held_out: bool = False
@@ -202,7 +203,7 @@ class Checkpoint(Strict):
 class RunSpec(Strict):
     """A whole run, resolved: paths absolute, defaults filled in."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    name: Name
     cluster: str
     """A name in cluster_profiles, or a path."""
     account: str | None = None

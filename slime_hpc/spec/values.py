@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 
 class Strict(BaseModel):
@@ -80,3 +80,17 @@ TimeLimit = Annotated[int, BeforeValidator(_time_limit), PlainSerializer(format_
 
 Memory = Annotated[int, BeforeValidator(_mem)]
 """Megabytes; written in a profile in Slurm's spelling."""
+
+
+def _name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", value):
+        shown = repr(value) if len(value) <= 63 else f"{value[:20]!r}… of {len(value)} characters"
+        raise ValueError(
+            f"{shown} is not a name: it becomes part of a job's and of files' names, so write letters, digits and ._- "
+            "only, a letter or digit first, at most 63 of them"
+        )
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+"""Of a run or an evaluation set; safe wherever it is written."""

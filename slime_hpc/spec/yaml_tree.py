@@ -19,6 +19,7 @@ KeyPath = tuple[str, ...]
 
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 MAX_VALUES = 10_000
 MAX_DEPTH = 20
 """Far more than any profile has."""
@@ -110,6 +111,11 @@ def parse_value(text: str, origin: str) -> Any:
     return value
 
 
+def escape_json(text: str) -> str:
+    """JSON that YAML reads as the same values: it refuses some characters as they are, and folds rare line breaks."""
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def _compose(text: str, file: str) -> yaml.Node | None:
     try:
         return yaml.compose(text, Loader=yaml.BaseLoader)
@@ -166,7 +172,17 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, str(i))) for i, item in enumerate(node.value)]
         assert isinstance(node, yaml.ScalarNode)
-        return node.value if node.style else parse_scalar(node.value)
+        return self._text(node, path) if node.style else parse_scalar(node.value)
+
+    def _text(self, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        """Quoted text. Escapes in it may write what no file name, variable or JSON can hold."""
+        try:
+            text = node.value.encode("utf-16", "surrogatepass").decode("utf-16")  # JSON writes one character as two
+        except UnicodeDecodeError:
+            return self._refuse(node, path, "holds half of a surrogate pair, which is no character; write it whole")
+        if "\0" in text:
+            return self._refuse(node, path, "holds a NUL character; leave it out")
+        return text
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         values: dict[str, Any] = {}

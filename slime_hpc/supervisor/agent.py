@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded
 from slime_hpc.plan import JobPlan
-from slime_hpc.records import EventLog, read_json, write_json
+from slime_hpc.records import EventLog, read_json, restrict_umask, write_json
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.supervisor.address import free_ports, node_name, own_address
 from slime_hpc.supervisor.cause import describe_exit
@@ -109,6 +109,7 @@ class Agent:
                 temp_dir=self._temp_dir,
                 token_file=self._attempt.ray_token,
                 tag=self._tag,
+                variables=self._plan.variables,
             ),
             log,
         )
@@ -194,6 +195,7 @@ def main(argv: list[str]) -> int:
     """``python -m slime_hpc.supervisor.agent RUN_DIR ATTEMPT ROLE…``, by srun on each node."""
     run_dir, number, *roles = argv
     block_notices()
+    restrict_umask()  # srun gives a task the umask of the shell that submitted the job
     attempt = RunDir(Path(run_dir)).attempt(int(number))
     _redirect_output(attempt.log(f"agent-{node_name()}"))
     plan = JobPlan.model_validate_json(attempt.plan.read_text(encoding="utf-8"))

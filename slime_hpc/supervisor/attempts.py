@@ -11,6 +11,7 @@ from typing import Any
 from slime_hpc.errors import UserError
 from slime_hpc.plan import JobPlan
 from slime_hpc.records import fsync_dir, read_json, read_jsonl, write_json, write_text_atomic
+from slime_hpc.render import write_environment
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.supervisor.cause import Cause, Ending
@@ -86,7 +87,8 @@ def _next_plan(run: RunDir, allocation: Allocation) -> JobPlan:
     for directory in (draft.path, draft.logs):
         directory.mkdir()
     draft.secrets.mkdir(mode=0o700)
-    write_text_atomic(draft.plan, plan.model_dump_json(indent=2) + "\n")
+    write_text_atomic(draft.plan, plan.model_dump_json(indent=2) + "\n", mode=0o600)
+    write_environment(plan, draft.environment)
     write_json(draft.owner, _owner(allocation), mode=0o600)
     try:
         draft.path.rename(attempt.path)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from slime_hpc.errors import ClusterError, RunFailed
 from slime_hpc.plan import JobPlan
-from slime_hpc.records import EventLog, read_json, read_jsonl, write_json, write_text_atomic
+from slime_hpc.records import EventLog, read_json, read_jsonl, restrict_umask, write_json, write_text_atomic
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.slurm.steps import Step
@@ -39,6 +39,7 @@ def supervise(run_dir: str, attempt: int) -> None:
     ``attempt`` is what the job was submitted for; a job that Slurm has started again makes the next. SystemExit 3 if
     it did not finish, which submitit passes on without a traceback of its own; UserError if the run is another's.
     """
+    restrict_umask()
     inbox = SignalInbox.install()
     ending = run_attempt(RunDir(Path(run_dir)), attempt, SlurmLauncher(), inbox)
     print(f"slime-hpc: {ending.cause}: {ending.detail}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slime_hpc.processes import kill_with_parent
@@ -44,6 +44,8 @@ class RayletConfig:
     temp_dir: Path
     token_file: Path
     tag: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """The profile's, which go before what is only a good default."""
 
 
 def raylet_argv(config: RayletConfig) -> list[str]:
@@ -90,8 +92,11 @@ def raylet_env(environ: Mapping[str, str], config: RayletConfig) -> dict[str, st
         "OMP_NUM_THREADS": str(_threads_per_process(config)),
         **WAITING,
         "TOKENIZERS_PARALLELISM": "false",
+        # Not the login node's, which may be too long for a socket or not be here; SGLang leaves files in it.
+        "TMPDIR": str(config.temp_dir),
         "TRITON_CACHE_DIR": str(config.temp_dir / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(config.temp_dir / "inductor"),
+        **config.variables,
     }
 
 

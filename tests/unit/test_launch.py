@@ -93,7 +93,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from slime_hpc.slurm.steps import Step
 from slime_hpc.supervisor.launch import LocalLauncher
-launcher = LocalLauncher(SimpleNamespace(components=(1, 2), setup=()))
+launcher = LocalLauncher(SimpleNamespace(components=(1, 2), setup=(), variables={{}}))
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 steps = [Step("x", 0, ["n"], 1, sleep, Path({str(tmp_path / "log")!r}), overlap) for overlap in (True, False)]
 print(*(launcher.start_step(step).pid for step in steps), flush=True)

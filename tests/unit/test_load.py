@@ -173,7 +173,7 @@ def test_several_ranks_and_engines(quickstart: Path) -> None:
         ("time_limit_s=1800", "time_limit_s: unknown key; did you mean 'time_limit'?"),
         ("lr=1e-6", "lr: unknown key; did you mean algorithm.lr?"),
         ("layout=split", "layout: \"split\" is not one of 'het'"),
-        ("name=a b", 'name: "a b" does not match'),
+        ("name=a b", "name: 'a b' is not a name"),
         ("cluster=devclster", "cluster: no cluster profile is named 'devclster'; did you mean 'devcluster'?"),
         ("cluster=./nowhere.yaml", "does not exist"),
         ("run_dir=$NOPE/x", 'run_dir: "$NOPE/x": $NOPE is not known here; write the path out'),

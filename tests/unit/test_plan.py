@@ -63,7 +63,8 @@ def test_setup_lines_in_order_and_quoted(quickstart: Path) -> None:
         "environment.setup=[source /venv/bin/activate]",
         "environment.variables={A: x y}",
     )
-    assert plan.setup == ("module load cuda/12.8", "source /venv/bin/activate", "export A='x y'")
+    assert plan.setup == ("module load cuda/12.8", "source /venv/bin/activate")
+    assert plan.variables == {"A": "x y"}
 
 
 def test_engine_python_is_what_setup_puts_on_path(quickstart: Path) -> None:

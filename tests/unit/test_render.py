@@ -12,7 +12,8 @@ import pytest
 
 from slime_hpc.errors import UserError
 from slime_hpc.plan import JobPlan, plan_job
-from slime_hpc.render import render_script, supervisor_command
+from slime_hpc.render import render_script, supervisor_command, write_environment
+from slime_hpc.run_dir import RunDir
 from slime_hpc.spec.load import load_profile
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,11 @@ def test_awkward_values_stay_one_word(quickstart: Path, tmp_path: Path) -> None:
 
 
 def test_without_the_supervisor_it_says_why_and_exits(quickstart: Path, tmp_path: Path) -> None:
-    plan = plan_of(quickstart, "environment.variables={MARK: set}").model_copy(update={"python": "false"})
+    plan = plan_of(quickstart, "environment.variables={MARK: set}", f"run_dir={tmp_path}/run")
+    plan = plan.model_copy(update={"python": "false"})
+    environment = RunDir(plan.run_dir).attempt(1).environment
+    environment.parent.mkdir(parents=True)
+    write_environment(plan, environment)
     script = tmp_path / "run.sbatch"
     script.write_text(render_script(plan, "exec echo started $MARK"))
     done = subprocess.run(["bash", script], check=False, capture_output=True, text=True)
@@ -109,6 +114,9 @@ def test_without_the_supervisor_it_says_why_and_exits(quickstart: Path, tmp_path
     assert "cannot import slime_hpc" in done.stderr
     script.write_text(render_script(plan.model_copy(update={"python": "true"}), "exec echo started $MARK"))
     assert subprocess.run(["bash", script], check=False, capture_output=True, text=True).stdout == "started set\n"
+    environment.unlink()
+    done = subprocess.run(["bash", script], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and str(environment) in done.stderr
 
 
 def test_an_option_that_would_leak_is_refused(quickstart: Path) -> None:

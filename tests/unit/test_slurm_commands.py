@@ -148,8 +148,11 @@ def test_a_strangers_comment_does_not_disturb_the_search(slurm: SlurmCli, binary
 
 def test_what_is_dropped_from_the_environment() -> None:
     misleading = [
-        "PMIX_RANK", "PMI_SIZE", "SACCT_FORMAT", "SBATCH_NO_REQUEUE", "SBATCH_PARTITION", "SLURMD_NODENAME",
-        "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SQUEUE_FORMAT", "SRUN_DEBUG",
+        "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri", "PMIX_RANK", "PMI_SIZE", "SBATCH_NO_REQUEUE",
+        "SBATCH_PARTITION", "SLURMD_NODENAME", "SLURM_CPUS_PER_TASK", "SLURM_JOB_ID", "SRUN_DEBUG",
     ]  # fmt: skip
-    kept = ["HOME", "PATH", "SLURM_CONF", "SLURM_JWT", "MY_SLURM_NOTES"]
+    kept = [
+        "HOME", "PATH", "SLURM_CONF", "SLURM_JWT", "MY_SLURM_NOTES", "HYDRA_FULL_ERROR", "OMPI_MCA_btl",
+        "PMIX_MCA_gds", "SQUEUE_FORMAT",
+    ]  # fmt: skip
     assert dropped_variables(dict.fromkeys([*misleading, *kept], "x")) == misleading

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -209,6 +210,12 @@ def test_raylet_environment_has_no_slurm_and_no_token() -> None:
     assert not [name for name in environ if name.startswith(("SLURM", "PMI", "SUBMITIT"))]
     assert environ["HOME"] == "/h" and environ[TAG] == "t.a1.n3"
     assert environ["RAY_AUTH_TOKEN_PATH"] == "/run/token"
+
+
+def test_a_profiles_variables_go_before_defaults_and_the_shells_tmpdir_is_replaced() -> None:
+    config = dataclasses.replace(raylet_config(None), variables={"OMP_NUM_THREADS": "7"})
+    environ = raylet_env({"TMPDIR": "/run/user/1000"}, config)
+    assert (environ["OMP_NUM_THREADS"], environ["TMPDIR"]) == ("7", "/tmp/shpc-0123456789ab")
 
 
 def test_step_lets_one_node_die_alone() -> None:
