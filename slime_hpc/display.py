@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -88,12 +87,12 @@ def status_report(report: StatusReport) -> RenderableType:
 
 
 def run_report(
-    status: StatusReport, rounds: Iterable[Mapping[str, Any]], data: RenderableType, curve: Path, model: Path | None
+    status: StatusReport, rounds: Sequence[Mapping[str, Any]], data: RenderableType, paths: Mapping[str, object]
 ) -> RenderableType:
     """Status, a selection of rounds, the data, and where the results lie."""
-    trained = str(model) if model else "none was exported"
-    paths = Text(f"reward curve   {curve}\ntrained model  {trained}")
-    return Group(status_report(status), "", rounds_table(rounds), "", data, "", paths)
+    table = (rounds_table(rounds), "") if rounds else ()
+    lines = "\n".join(f"{what:<14} {path}" for what, path in paths.items())
+    return Group(status_report(status), "", *table, data, "", Text(lines))
 
 
 def rounds_table(rounds: Iterable[Mapping[str, Any]]) -> Table:
