@@ -20,7 +20,8 @@ Rounds = Sequence[dict[str, Any]]
 
 WIDTH = 9.0
 """Inches; the same margins in all, so that a round stands at the same place in each."""
-LEFT, RIGHT, TOP, BOTTOM = 1.0, 0.35, 0.4, 0.5
+LEFT, RIGHT, TOP, BOTTOM = 1.0, 0.35, 0.1, 0.5
+LEGEND = 0.3
 PIXELS_PER_INCH = 144
 MAX_BARS = 150
 """In the picture of times; each then stands for several rounds."""
@@ -53,7 +54,7 @@ def _reward(rounds: Rounds, evaluations: Sequence[Evaluation]) -> Picture | None
     rewards = column(rounds, "rollout/raw_reward")
     if not _any(rewards) and not evaluations:
         return None
-    figure, (axes,) = _canvas(rounds, 3.2)
+    figure, (axes,) = _canvas(rounds, 3.2, above=LEGEND)
     _line(axes, rounds, rewards, color="0.62", linewidth=0.8, label="a round")
     _line(axes, rounds, running_means(rewards), color="black", linewidth=2, label=f"mean of the last {MEAN_OF} rounds")
     for i, name in enumerate(dict.fromkeys(e.name for e in evaluations)):
@@ -85,6 +86,7 @@ def _lag(rounds: Rounds) -> Picture | None:
     figure, (axes,) = _canvas(rounds, 1.6)
     _curve(axes, rounds, lags, drawstyle="steps-mid")
     axes.set_ylim(-0.1, max(1.1, 1.1 * max(value for value in lags if not math.isnan(value))))
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("versions")
     caption = "How many versions the weights that made a round's samples were behind the trainer's; 0: on-policy."
     return _finish("Weight lag", caption + _notes(rounds, lags), figure)
@@ -95,8 +97,9 @@ def _difference(rounds: Rounds) -> Picture | None:
     means, highest = column(rounds, name), column(rounds, f"{name}_max")
     if not _any(means):
         return None
-    figure, (axes,) = _canvas(rounds, 2.4)
-    _line(axes, rounds, highest, color="0.5", linewidth=0.8, linestyle=":", label="largest of a round")
+    figure, (axes,) = _canvas(rounds, 2.4, above=LEGEND)
+    if _any(highest):
+        _line(axes, rounds, highest, color="0.5", linewidth=0.8, linestyle=":", label="largest of a round")
     _curve(axes, rounds, means, label="mean of a round")
     if any(value > 0 for value in means):
         axes.set_yscale("log", nonpositive="mask")
@@ -142,7 +145,7 @@ def _times(rounds: Rounds) -> Picture | None:
     if not any(_any(values) for values in phases.values()):
         return None
     size = _rounds_each(rounds, MAX_BARS)
-    figure, (axes,) = _canvas(rounds, 3.2)
+    figure, (axes,) = _canvas(rounds, 3.2, above=LEGEND)
     edges = [rounds[0]["round"] + i * size - 0.5 for i in range(-(-_span(rounds) // size))]
     edges.append(rounds[-1]["round"] + 0.5)
     bars = {phase: _bars(rounds, values, edges) for phase, values in (phases | _rest(rounds, phases)).items()}
@@ -209,13 +212,14 @@ def _gaps(values: Sequence[float]) -> str:
     return f" {count} of {len(values)} rounds have no finite value, and leave a gap." if count else ""
 
 
-def _canvas(rounds: Rounds, *heights: float) -> tuple[Figure, list[Axes]]:
-    """Axes one above the other over the same rounds, with the attempts marked."""
+def _canvas(rounds: Rounds, *heights: float, above: float = 0.0) -> tuple[Figure, list[Axes]]:
+    """Axes one above the other over the same rounds, with the attempts marked; so many inches above."""
     from matplotlib.figure import Figure
 
-    height = sum(heights) + TOP + BOTTOM
+    top = TOP + above
+    height = sum(heights) + top + BOTTOM
     figure = Figure(figsize=(WIDTH, height), dpi=PIXELS_PER_INCH)
-    grid = {"left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "top": 1 - TOP / height, "bottom": BOTTOM / height}
+    grid = {"left": LEFT / WIDTH, "right": 1 - RIGHT / WIDTH, "top": 1 - top / height, "bottom": BOTTOM / height}
     all_axes = figure.subplots(
         len(heights), sharex=True, squeeze=False, gridspec_kw={**grid, "hspace": 0.15}, height_ratios=heights
     )[:, 0]

@@ -96,7 +96,7 @@ def page(cli: Cli, run: RunDir) -> Page:
     assert parsed.open == []
     for image in parsed.images:
         height, width, _ = matplotlib.image.imread(io.BytesIO(image)).shape
-        assert 1000 < width < 2000 and 300 < height < 700
+        assert 1000 < width < 2000 and 300 < height < 600
     return parsed
 
 
@@ -131,7 +131,7 @@ def test_a_failed_run_without_rounds_says_why(cli: Cli, run: RunDir, slurm: Fake
     assert ": model.hf_checkpoint: no config.json\nlook there" in shown.texts["p"]
     status = json.loads(cli("status", run.path, "--json")[1])
     assert shown.texts["code"] == [status["next_step"]]
-    assert shown.images == [] and "No round is trained yet" in "".join(shown.texts["p"])
+    assert shown.images == [] and "there is nothing to draw" in "".join(shown.texts["p"])
     assert not run.reward_curve.exists()
     code, out, _ = cli("report", run.path)
     assert code == 0 and f"page           {run.report_page}\nreward curve   no round yet\n" in out
