@@ -86,7 +86,7 @@ def _lag(rounds: Rounds) -> Picture | None:
     figure, (axes,) = _canvas(rounds, 1.6)
     _curve(axes, rounds, lags, drawstyle="steps-mid")
     axes.set_ylim(-0.1, max(1.1, 1.1 * max(value for value in lags if not math.isnan(value))))
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="y", integer=True)
     axes.set_ylabel("versions")
     caption = "How many versions the weights that made a round's samples were behind the trainer's; 0: on-policy."
     return _finish("Weight lag", caption + _notes(rounds, lags), figure)
@@ -231,7 +231,7 @@ def _canvas(rounds: Rounds, *heights: float, above: float = 0.0) -> tuple[Figure
         axes.set_xlim(first - 0.5, last + 1)  # an evaluation may follow the last round
         axes.spines[["top", "right"]].set_visible(False)
         _mark_attempts(axes, rounds)
-    all_axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    all_axes[-1].locator_params(axis="x", integer=True)
     all_axes[-1].set_xlabel("round")
     return figure, list(all_axes)
 

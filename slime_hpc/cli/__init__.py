@@ -11,6 +11,7 @@ import typer
 
 from slime_hpc import __version__
 from slime_hpc.cli import cancel, devcluster, export, logs, plan, render, report, resume, run, status, submit
+from slime_hpc.cli import list as listing
 from slime_hpc.errors import ProfileError, SlimeHpcError
 
 TRAILING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -29,6 +30,7 @@ app.command("render", context_settings=TRAILING)(render.render)
 app.command("submit", context_settings=TRAILING)(submit.submit)
 app.command("run", context_settings=TRAILING)(run.run)
 app.command("status")(status.status)
+app.command("list")(listing.list_)
 app.command("logs")(logs.logs)
 app.command("report")(report.report)
 app.command("resume", context_settings=TRAILING)(resume.resume)
