@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from slime_hpc import __version__
-from slime_hpc.cli import cancel, devcluster, export, logs, plan, render, report, resume, run, status, submit
+from slime_hpc.cli import cancel, devcluster, export, init, logs, plan, render, report, resume, run, status, submit
 from slime_hpc.cli import list as listing
 from slime_hpc.errors import ProfileError, SlimeHpcError
 
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("init")(init.init)
 app.command("plan", context_settings=TRAILING)(plan.plan)
 app.command("render", context_settings=TRAILING)(render.render)
 app.command("submit", context_settings=TRAILING)(submit.submit)

@@ -41,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
         "finally: print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
     assert done.returncode == 0
-    names = ("plan", "render", "submit", "run", "export", "status", "logs", "cancel", "devcluster")
+    names = ("init", "plan", "render", "submit", "run", "status", "list", "logs", "report", "export", "cancel")
     assert all(name in done.stdout for name in names)
     assert not HEAVY & set(json.loads(done.stderr.replace("'", '"')))
 
