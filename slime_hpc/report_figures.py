@@ -52,6 +52,10 @@ def draw_pictures(rounds: Rounds, evaluations: Sequence[Evaluation]) -> list[Pic
 
 def _reward(rounds: Rounds, evaluations: Sequence[Evaluation]) -> Picture | None:
     rewards = column(rounds, "rollout/raw_reward")
+    last = rounds[-1]["round"] + 1
+    evaluations = [
+        e for e in evaluations if e.rounds <= last
+    ]  # later ones are of rounds that a resume went back behind
     if not _any(rewards) and not evaluations:
         return None
     figure, (axes,) = _canvas(rounds, 3.2, above=LEGEND)

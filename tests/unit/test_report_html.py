@@ -295,5 +295,13 @@ def test_intervals_of_evaluations_are_drawn() -> None:
     assert bars.get_segments()[0].tolist() == [[0.0, 0.2], [0.0, 0.6]]
 
 
+def test_evaluations_of_rounds_that_were_lost_are_not_drawn() -> None:
+    (reward, *_), (alone, *_) = (
+        draw_pictures(rounds(10), [Evaluation("s", 10, 0.5, 10, None), *later])
+        for later in ([Evaluation("s", 20, 0.5, 10, None)], [])
+    )
+    assert reward.png == alone.png
+
+
 def test_no_rounds_no_pictures() -> None:
     assert draw_pictures([], [Evaluation("s", 0, 0.5, 10, None)]) == []
