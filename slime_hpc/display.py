@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from slime_hpc.listing import Listing
 from slime_hpc.plan import JobPlan, plan_warnings
 from slime_hpc.spec.explain import show
 from slime_hpc.spec.secrets import masked
@@ -91,12 +92,39 @@ def status_report(report: StatusReport) -> RenderableType:
 
 
 def run_report(
-    status: StatusReport, rounds: Iterable[Mapping[str, Any]], data: RenderableType, curve: Path, model: Path | None
+    status: StatusReport, rounds: Sequence[Mapping[str, Any]], data: RenderableType, paths: Mapping[str, object]
 ) -> RenderableType:
     """Status, a selection of rounds, the data, and where the results lie."""
-    trained = str(model) if model else "none was exported"
-    paths = Text(f"reward curve   {curve}\ntrained model  {trained}")
-    return Group(status_report(status), "", rounds_table(rounds), "", data, "", paths)
+    table = (rounds_table(rounds), "") if rounds else ()
+    lines = "\n".join(f"{what:<14} {path}" for what, path in paths.items())
+    return Group(status_report(status), "", *table, data, "", Text(lines))
+
+
+def listing_report(listing: Listing) -> RenderableType:
+    """A line a run, its path last and never broken; then what could not be seen."""
+    rows = [["name", "state", "verdict", "rounds", "reward", "job", "last heard", "path"]]
+    for run in listing.runs:
+        trained = 0 if run.round is None else run.round + 1
+        reward = "-" if run.reward is None else f"{run.reward:.3f}"
+        rounds = f"{trained}/{run.num_rollout}"
+        heard = _time(run.last_heard)
+        rows.append([run.name, run.state, run.verdict, rounds, reward, run.job_id or "-", heard, run.run_dir])
+    lines = _aligned(rows) if listing.runs else [Text("no run found")]
+    for line, run in zip(lines[1:], listing.runs, strict=True):
+        line.highlight_words([f" {run.verdict} "], _COLOURS[run.verdict])
+    notes = [f"not looked at: {path}: {reason}" for path, reason in listing.unreadable.items()]
+    if listing.slurm_problem:
+        notes.append(f"Slurm could not be asked, so what its jobs do now is not known: {listing.slurm_problem}")
+    return Group(*lines, *(Text(note, style="yellow") for note in notes))
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[Text]:
+    """In columns two spaces apart, whatever the terminal's width."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    return [
+        Text("  ".join(set_cell_size(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        for row in rows
+    ]
 
 
 def rounds_table(rounds: Iterable[Mapping[str, Any]]) -> Table:

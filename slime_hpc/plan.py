@@ -22,6 +22,7 @@ from slime_hpc.spec.values import Strict, format_time
 from slime_hpc.types import Role
 
 SCHEMA_VERSION: Final = 1
+TOKEN_PREFIX: Final = "slime-"
 
 
 class ComponentPlan(Strict):
@@ -115,7 +116,7 @@ def new_plan(profile: Profile, attempt: int = 1) -> JobPlan:
     return plan_job(
         profile.spec,
         profile.cluster,
-        token=f"slime-{secrets.token_hex(6)}",
+        token=f"{TOKEN_PREFIX}{secrets.token_hex(6)}",
         profile_dir=profile.directory,
         python=sys.executable,
         attempt=attempt,

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slime_hpc.errors import UserError
+from slime_hpc.plan import JobPlan
 from slime_hpc.records import read_jsonl, surviving_rounds
 from slime_hpc.run_dir import RunDir
+from slime_hpc.status import StatusReport
 
 SUMMARY_ROWS = 8
 MEAN_OF = 10
 """Rounds: one has few prompts, and their difficulty shows."""
+SECRET_LENGTH = 8
+"""Characters of the shortest value that is hidden; a shorter one is a switch, and stands in many a word."""
 
 
 def load_rounds(run: RunDir) -> list[dict[str, Any]]:
-    """Rows of metrics.jsonl, a round once: where it was repeated, the later attempt counts. UserError if none."""
-    rounds = surviving_rounds(read_jsonl(run.metrics))
-    if not rounds:
-        raise UserError(f"{run.path} has no trained round yet; `slime-hpc status` tells how far the run is")
-    return rounds
+    """Rows of metrics.jsonl, a round once: where it was repeated, the later attempt counts."""
+    return surviving_rounds(read_jsonl(run.metrics))
+
+
+def column(rounds: Iterable[dict[str, Any]], name: str) -> list[float]:
+    """One metric by round; NaN where a round has none, or none that is finite."""
+    values = (row.get(name) for row in rounds)
+    return [value if isinstance(value, int | float) and math.isfinite(value) else math.nan for value in values]
+
+
+def running_means(values: Sequence[float]) -> list[float]:
+    """Over the last MEAN_OF rounds, of those among them that have a value."""
+    return [mean_of(values[max(0, i + 1 - MEAN_OF) : i + 1]) for i in range(len(values))]
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """NaN where none of them is a number."""
+    known = [value for value in values if not math.isnan(value)]
+    return statistics.fmean(known) if known else math.nan
 
 
 def summarise(rounds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """At most SUMMARY_ROWS of the rounds, evenly spread, first and last among them."""
     last = len(rounds) - 1
-    picked = {round(i * last / (SUMMARY_ROWS - 1)) for i in range(SUMMARY_ROWS)}
+    picked = {round(i * last / (SUMMARY_ROWS - 1)) for i in range(SUMMARY_ROWS)} if rounds else set()
     return [rounds[i] for i in sorted(picked)]
 
 
@@ -64,6 +82,20 @@ def load_prompt_counts(run: RunDir) -> list[dict[str, Any]]:
     return [{name: row[name] for name in names} for row in rows.values()]
 
 
+def without_secrets(status: StatusReport, plans: Iterable[JobPlan]) -> StatusReport:
+    """The same with nothing in its words that the profile's environment holds, nor a token: errors quote much."""
+    values = {value for plan in plans for value in (plan.token, *plan.spec.environment.variables.values())}
+    hidden = [value for value in values if len(value) >= SECRET_LENGTH and value not in status.run_dir]
+
+    def hide(text: str | None) -> str | None:
+        for value in sorted(hidden, key=len, reverse=True):
+            text = text and text.replace(value, "(hidden)")
+        return text
+
+    attempts = tuple(dataclasses.replace(attempt, detail=hide(attempt.detail)) for attempt in status.attempts)
+    return dataclasses.replace(status, why=hide(status.why) or "", attempts=attempts)
+
+
 def wilson_interval(passed: int, total: int) -> tuple[float, float]:
     """95 % interval of a probability, from independent trials. Source: Wilson (1927), without continuity correction."""
     z = 1.959964
@@ -82,14 +114,14 @@ def draw_reward_curve(run: RunDir, rounds: Sequence[dict[str, Any]]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    numbers, rewards = [row["round"] for row in rounds], [row["rollout/raw_reward"] for row in rounds]
+    numbers, rewards = [row["round"] for row in rounds], column(rounds, "rollout/raw_reward")
     axes.plot(numbers, rewards, linewidth=1, alpha=0.4)
-    means = [statistics.mean(rewards[max(0, i + 1 - MEAN_OF) : i + 1]) for i in range(len(rewards))]
+    means = running_means(rewards)
     axes.plot(numbers, means, color="C0", linewidth=2, label=f"mean of the last {MEAN_OF} rounds")
     axes.legend()
     axes.set_xlabel("round")
     axes.set_ylabel("mean reward")
-    axes.set_title(f"{run.path.name}: {means[0]:.3f} → {means[-1]:.3f}")
+    axes.set_title(f"{run.path.name}: {means[0]:.3f} → {means[-1]:.3f}", parse_math=False)
     axes.grid(alpha=0.3)
     figure.savefig(run.reward_curve, dpi=120)
     pyplot.close(figure)

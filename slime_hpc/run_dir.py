@@ -235,3 +235,7 @@ class RunDir:
     @property
     def reward_curve(self) -> Path:
         return self.path / "reward.png"
+
+    @property
+    def report_page(self) -> Path:
+        return self.path / "report.html"

@@ -6,12 +6,12 @@ import dataclasses
 import os
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from slime_hpc.errors import ClusterError, UserError
-from slime_hpc.plan import JobPlan, read_plan
+from slime_hpc.plan import TOKEN_PREFIX, JobPlan, read_plan
 from slime_hpc.processes import is_running
 from slime_hpc.records import last_jsonl_row, read_json
 from slime_hpc.run_dir import RunDir
@@ -126,9 +126,15 @@ class StatusReport:
 
 
 def load_status(run: RunDir, slurm: Slurm) -> StatusReport:
+    """``look_at`` without the records."""
+    return look_at(run, slurm)[1]
+
+
+def look_at(run: RunDir, slurm: Slurm) -> tuple[Records, StatusReport]:
     """Ask Slurm, read the directory, join: what had ended when Slurm was asked has then left its record."""
     facts = query_job(read_records(run), slurm)
-    return join_status(read_records(run), facts, now=time.time())
+    records = read_records(run)
+    return records, join_status(records, facts, now=time.time())
 
 
 def read_records(run: RunDir) -> Records:
@@ -150,16 +156,60 @@ def read_records(run: RunDir) -> Records:
 
 def query_job(records: Records, slurm: Slurm) -> JobFacts:
     """The job by its recorded id; where the client died before it recorded one, by the plan's token."""
-    if is_local(records):
-        return _query_process(records)
+    return query_jobs([records], slurm)[0]
+
+
+def query_jobs(runs: Sequence[Records], slurm: Slurm, *, ended_too: bool = True) -> list[JobFacts]:
+    """Each run's job, all of them asked for at once: slurmctld serves everybody.
+
+    Without ``ended_too``, the accounts are not asked about runs that recorded their end themselves.
+    """
+    in_slurm = {records.plan.token: records for records in runs if not is_local(records)}
+    jobs = {token: recorded_job_id(records) for token, records in in_slurm.items()}
     try:
-        job_id = recorded_job_id(records) or find_job_id(records, slurm)
-        if job_id is None:
-            return JobFacts(None, {})
-        return JobFacts(job_id, _components(slurm.queue([job_id])) or _components(slurm.accounting([job_id]) or []))
+        jobs |= _find_job_ids([token for token, job in jobs.items() if job is None], slurm)
+        facts = {token: JobFacts(job, _components(rows)) for token, (job, rows) in _ask(slurm.queue, jobs).items()}
     except ClusterError as e:
-        # The directory alone still says much; the report says that Slurm was not heard.
-        return JobFacts(recorded_job_id(records), {}, problem=str(e))
+        # The directories alone still say much; the reports say that Slurm was not heard.
+        facts = {token: JobFacts(job, {}, problem=str(e)) for token, job in jobs.items()}
+    else:
+        unknown = {
+            token: jobs[token]
+            for token, known in facts.items()
+            if not known.components and (ended_too or in_slurm[token].plan.attempt not in in_slurm[token].ended)
+        }
+        facts |= _query_accounts(unknown, slurm)
+    return [_query_process(r) if is_local(r) else facts.get(r.plan.token, JobFacts(None, {})) for r in runs]
+
+
+def _query_accounts(jobs: Mapping[str, JobId | None], slurm: Slurm) -> dict[str, JobFacts]:
+    try:
+        return {token: JobFacts(job, _components(rows)) for token, (job, rows) in _ask(slurm.accounting, jobs).items()}
+    except ClusterError as e:
+        return {token: JobFacts(job, {}, problem=str(e)) for token, job in jobs.items()}  # as above
+
+
+Row = TypeVar("Row", QueueRow, AccountingRow)
+
+
+def _ask(
+    query: Callable[[Sequence[JobId]], list[Row] | None], jobs: Mapping[str, JobId | None]
+) -> dict[str, tuple[JobId, list[Row]]]:
+    """Rows of each job, by token. A query a cluster, since a job's number is unique in one only."""
+    known = {token: job for token, job in jobs.items() if job is not None}
+    answers = {}
+    for cluster in {job.cluster for job in known.values()}:
+        here = {token: job for token, job in known.items() if job.cluster == cluster}
+        rows = query(sorted(set(here.values()))) or []
+        for token, job in here.items():
+            own = [row for row in rows if row.job_id.number == job.number and not _is_anothers(row, token)]
+            answers[token] = (job, own)
+    return answers
+
+
+def _is_anothers(row: QueueRow | AccountingRow, token: str) -> bool:
+    """Whether another submission has this number now: a devcluster that is started afresh counts from 1 again."""
+    return isinstance(row, QueueRow) and row.comment.startswith(TOKEN_PREFIX) and row.comment != token
 
 
 def is_local(records: Records) -> bool:
@@ -197,8 +247,12 @@ def recorded_job_id(records: Records) -> JobId | None:
 
 
 def find_job_id(records: Records, slurm: Slurm) -> JobId | None:
-    rows = slurm.find(records.plan.token)
-    return rows[0].job_id.leader if rows else None
+    return _find_job_ids([records.plan.token], slurm).get(records.plan.token)
+
+
+def _find_job_ids(tokens: Sequence[str], slurm: Slurm) -> dict[str, JobId]:
+    rows = slurm.find(*tokens) if tokens else []
+    return {row.comment: row.job_id.leader for row in reversed(rows)}  # the first counts: later ones were refused
 
 
 def _components(rows: Sequence[QueueRow | AccountingRow]) -> dict[int, ComponentState]:

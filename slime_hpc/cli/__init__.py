@@ -11,7 +11,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from slime_hpc import __version__
-from slime_hpc.cli import cancel, devcluster, export, logs, plan, render, report, resume, run, status, submit
+from slime_hpc.cli import cancel, devcluster, export, init, logs, plan, render, report, resume, run, status, submit
+from slime_hpc.cli import list as listing
 from slime_hpc.errors import ProfileError, SlimeHpcError
 from slime_hpc.records import restrict_umask
 from slime_hpc.run_dir import is_nowhere
@@ -27,11 +28,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("init")(init.init)
 app.command("plan", context_settings=TRAILING)(plan.plan)
 app.command("render", context_settings=TRAILING)(render.render)
 app.command("submit", context_settings=TRAILING)(submit.submit)
 app.command("run", context_settings=TRAILING)(run.run)
 app.command("status")(status.status)
+app.command("list")(listing.list_)
 app.command("logs")(logs.logs)
 app.command("report")(report.report)
 app.command("resume", context_settings=TRAILING)(resume.resume)

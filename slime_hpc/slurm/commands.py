@@ -47,8 +47,8 @@ class Slurm(Protocol):
     def queue(self, job_ids: Sequence[JobId]) -> list[QueueRow]:
         """Every component of these jobs, the recently ended ones too; no row for one slurmctld has forgotten."""
 
-    def find(self, token: str) -> list[QueueRow]:
-        """This user's jobs that were submitted with ``token``, one row a component.
+    def find(self, *tokens: str) -> list[QueueRow]:
+        """This user's jobs that were submitted with one of the tokens, one row a component.
 
         A heterogeneous submission that was refused for a later component leaves the earlier ones there, cancelled.
         """
@@ -95,10 +95,11 @@ class SlurmCli:
     def queue(self, job_ids: Sequence[JobId]) -> list[QueueRow]:
         return [row for cluster, numbers in _by_cluster(job_ids) for row in self._queue(cluster, numbers)]
 
-    def find(self, token: str) -> list[QueueRow]:
+    def find(self, *tokens: str) -> list[QueueRow]:
         stdout = self._squeue("--me")
+        ends = tuple(f"|{token}|" for token in tokens)
         # Only our own lines are parsed: a stranger's comment may hold anything, even a line break.
-        return parse_queue("\n".join(line for line in stdout.splitlines() if line.endswith(f"|{token}|")))
+        return parse_queue("\n".join(line for line in stdout.splitlines() if line.endswith(ends)))
 
     def accounting(self, job_ids: Sequence[JobId]) -> list[AccountingRow] | None:
         rows: list[AccountingRow] = []

@@ -20,6 +20,7 @@ from slime_hpc.spec.explain import did_you_mean, show, validate
 from slime_hpc.spec.passthrough import apply_flags, check_keys, check_values, set_over
 from slime_hpc.spec.run import RunSpec
 from slime_hpc.spec.secrets import masked_setting
+from slime_hpc.spec.template import find_placeholders
 from slime_hpc.spec.yaml_tree import KeyPath, Tree, escape_json, parse_value, parse_yaml
 
 PATH_KEYS: tuple[KeyPath, ...] = (("run_dir",), ("model", "hf_checkpoint"), ("data", "prompt_data"))
@@ -69,6 +70,7 @@ def _resolve(
     done = {tree.get(key) for key in _path_keys(tree)} if resolved else set()
     apply_sets(tree, sets)
     apply_flags(tree, flags)
+    _require_filled_in(tree)
     findings = _resolve_paths(tree, path.parent, done) + check_keys(tree)
     spec, more = validate(RunSpec, tree)
     findings += more
@@ -82,6 +84,15 @@ def _resolve(
     return Profile(path, text, spec, cluster, tree)
 
 
+def _require_filled_in(tree: Tree) -> None:
+    """ProfileError with what is left open, and what is wrong elsewhere as far as that can be told by then."""
+    left = find_placeholders(tree)
+    if left:
+        _, findings = validate(RunSpec, tree)
+        paths = {finding.path for finding in left}
+        raise ProfileError(_in_order([*left, *(finding for finding in findings if finding.path not in paths)]))
+
+
 def _find_cluster(tree: Tree, base: Path) -> tuple[ClusterProfile | None, list[Finding]]:
     name = tree.get(("cluster",))
     if not isinstance(name, str):
@@ -92,9 +103,13 @@ def _find_cluster(tree: Tree, base: Path) -> tuple[ClusterProfile | None, list[F
         return None, [_at(finding, tree) for finding in e.findings]
 
 
+def is_cluster_file(name: str) -> bool:
+    return "/" in name or name.endswith((".yaml", ".yml"))
+
+
 def load_cluster(name: str, base: Path) -> ClusterProfile:
     """A shipped cluster profile by name, or any by path (one with a slash, or ending in .yaml)."""
-    if "/" in name or name.endswith((".yaml", ".yml")):
+    if is_cluster_file(name):
         path = base / _expand(name)
     else:
         path = shipped_cluster_profiles() / f"{name}.yaml"

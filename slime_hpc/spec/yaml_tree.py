@@ -92,7 +92,7 @@ def parse_yaml(text: str, file: str) -> Tree:
     reader = _Reader(tree)
     node = _compose(text, file)
     if node is None:
-        raise ProfileError([Finding("", "is empty; examples/quickstart/profile.yaml is one to start from", file)])
+        raise ProfileError([Finding("", "is empty; `slime-hpc init` writes one to start from", file)])
     if not isinstance(node, yaml.MappingNode):
         raise ProfileError([Finding("", "is not a mapping; write `key: value` lines", _at(file, node.start_mark))])
     tree.values = reader.read(node, ())

@@ -83,8 +83,8 @@ class FakeSlurm:
         jobs = [self.jobs[id_.number] for id_ in job_ids if id_.number in self.jobs]
         return [_queue_row(job, part) for job in jobs if not job.forgotten for part in job.components]
 
-    def find(self, token: str) -> list[QueueRow]:
-        return self.queue([JobId(number) for number, job in self.jobs.items() if job.token == token])
+    def find(self, *tokens: str) -> list[QueueRow]:
+        return self.queue([JobId(number) for number, job in self.jobs.items() if job.token in tokens])
 
     def accounting(self, job_ids: Sequence[JobId]) -> list[AccountingRow] | None:
         if not self.has_accounting:

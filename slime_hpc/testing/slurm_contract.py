@@ -104,12 +104,13 @@ class SlurmContract:
     def test_a_job_is_found_by_its_token_alone(self, slurm: Slurm, tmp_path: Path) -> None:
         script = self.script(tmp_path)
         first, token = self.submit(slurm, script)
-        second, _ = self.submit(slurm, script)
-        found = slurm.find(token)
+        second, other = self.submit(slurm, script)
+        found, both = slurm.find(token), slurm.find(token, "no-such-token", other)
         slurm.cancel(first)
         slurm.cancel(second)
         assert {row.job_id.leader for row in found} == {first}
         assert len(found) == 2
+        assert {row.job_id.leader for row in both} == {first, second}
         assert slurm.find("no-such-token") == []
 
     def test_an_unknown_job_has_no_rows(self, slurm: Slurm) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from slime_hpc.cli import main
 from slime_hpc.errors import ProfileError
+from slime_hpc.run_dir import RunDir
+from slime_hpc.slurm import commands
 from slime_hpc.spec.load import Profile, load_profile
+from slime_hpc.submit import submit_run
+from slime_hpc.testing import FakeSlurm
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart"
 MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json")
@@ -43,3 +48,34 @@ def refused(quickstart: Path) -> Callable[..., str]:
         return str(error.value)
 
     return load
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """``cli("plan", path)`` → exit code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return int(exit_.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """What the commands get for SlurmCli."""
+    fake = FakeSlurm()
+    monkeypatch.setattr(commands, "SlurmCli", lambda: fake)
+    return fake
+
+
+def supervise(run_dir: str, attempt: int) -> None:
+    """Stands for the supervisor's."""
+
+
+@pytest.fixture
+def run(profile: Profile, slurm: FakeSlurm) -> RunDir:
+    submit_run(profile, slurm, supervise)
+    return RunDir(profile.spec.run_dir)

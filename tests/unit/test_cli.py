@@ -18,47 +18,14 @@ from slime_hpc.display import data_tables, plan_report, print_report, run_report
 from slime_hpc.plan import JobPlan, new_plan
 from slime_hpc.records import append_jsonl, write_json
 from slime_hpc.run_dir import RunDir
-from slime_hpc.slurm import commands
 from slime_hpc.spec.load import Profile
 from slime_hpc.status import load_status
-from slime_hpc.submit import submit_run
 from slime_hpc.testing import FakeSlurm
 from slime_hpc.types import JobId
 
 HEAVY = {"pydantic", "jinja2", "submitit", "yaml", "rich", "torch", "ray", "sglang", "megatron"}
 
 Cli = Callable[..., tuple[int, str, str]]
-
-
-def supervise(run_dir: str, attempt: int) -> None:
-    """Stands for the supervisor's."""
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    """``cli("plan", path)`` → exit code, stdout, stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return int(exit_.value.code or 0), printed.out, printed.err
-
-    return call
-
-
-@pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """What the commands get for SlurmCli."""
-    fake = FakeSlurm()
-    monkeypatch.setattr(commands, "SlurmCli", lambda: fake)
-    return fake
-
-
-@pytest.fixture
-def run(profile: Profile, slurm: FakeSlurm) -> RunDir:
-    submit_run(profile, slurm, supervise)
-    return RunDir(profile.spec.run_dir)
 
 
 def python(code: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +41,7 @@ def test_help_imports_nothing_heavy() -> None:
         "finally: print(sorted({name.split('.')[0] for name in sys.modules}), file=sys.stderr)"
     )
     assert done.returncode == 0
-    names = ("plan", "render", "submit", "run", "export", "status", "logs", "cancel", "devcluster")
+    names = ("init", "plan", "render", "submit", "run", "status", "list", "logs", "report", "export", "cancel")
     assert all(name in done.stdout for name in names)
     assert not HEAVY & set(json.loads(done.stderr.replace("'", '"')))
 
@@ -230,7 +197,8 @@ def test_paths_are_never_broken(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     model, curve = (Path("/scratch") / ("directory" * 9) / name for name in ("model", "reward curve.png"))
-    print_report(run_report(load_status(run, slurm), [], data_tables([], []), curve, model))
+    paths = {"reward curve": curve, "trained model": model}
+    print_report(run_report(load_status(run, slurm), [], data_tables([], []), paths))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-2:] == [f"reward curve   {curve}", f"trained model  {model}"]
     print_report(plan_report(new_plan(profile)))
