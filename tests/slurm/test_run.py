@@ -150,6 +150,17 @@ def starting(endless: TestRun) -> TestRun:
 
 
 @pytest.fixture
+def connected(endless: TestRun) -> TestRun:
+    """Its driver and all of its Ray are up."""
+
+    def look() -> bool:
+        return len(endless.events("raylet_up")) == 2 and bool(endless.events("driver_started"))
+
+    endless.wait_until(look, "Ray and driver")
+    return endless
+
+
+@pytest.fixture
 def running(endless: TestRun) -> TestRun:
     """It has trained a round."""
     endless.wait_until(lambda: bool(endless.rounds()), "round 0")
@@ -172,9 +183,9 @@ def test_the_head_node_takes_the_blame_for_its_raylet(starting: TestRun) -> None
     check_failure(starting, "node_failure", "trainer", ("raylet",))
 
 
-def test_a_dead_driver_is_named_by_the_supervisor(starting: TestRun) -> None:
-    os.kill(driver_pid(starting), signal.SIGKILL)
-    check_failure(starting, "crashed", "driver", ("driver", "SIGKILL"))
+def test_a_dead_driver_is_named_by_the_supervisor(connected: TestRun) -> None:
+    os.kill(driver_pid(connected), signal.SIGKILL)
+    check_failure(connected, "crashed", "driver", ("driver", "SIGKILL"))
 
 
 def check_failure(run: TestRun, cause: str, role: str, words: tuple[str, ...]) -> None:
@@ -205,7 +216,7 @@ def test_cancel(starting: TestRun) -> None:
     assert starting.leftovers() == []
 
 
-def test_plain_scancel_is_told_from_a_crash(starting: TestRun, devcluster: RunningDevCluster) -> None:
-    devcluster.run("scancel", starting.job_id)
-    assert starting.wait_for_end(DEATH_TO_END_S)["cause"] == "cancelled"
-    assert starting.leftovers() == []
+def test_plain_scancel_is_told_from_a_crash(connected: TestRun, devcluster: RunningDevCluster) -> None:
+    devcluster.run("scancel", connected.job_id)
+    assert connected.wait_for_end(DEATH_TO_END_S)["cause"] == "cancelled"
+    assert connected.leftovers() == []

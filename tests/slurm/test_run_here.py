@@ -96,6 +96,20 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture
+def endless(directory: Path, model: Path) -> Iterator[LocalRun]:
+    """A run of which driver and Ray are up; killed if the test leaves it alive."""
+    run = start(directory, model, 100_000)
+    try:
+        run.wait_until("driver_started")
+        run.wait_until("raylet_up")
+        yield run
+    finally:
+        run.process.kill()
+        run.process.wait()
+        wait_for(lambda: not run.leftovers(), SIGNAL_TO_END_S, "the end of what a killed run leaves")
+
+
 def test_it_trains_on_loopback_and_each_checkpoint_is_exported_as_it_was(directory: Path, model: Path) -> None:
     run = start(directory, model, ROUNDS)
     run.wait_until("engine_healthy")
@@ -128,24 +142,18 @@ def test_it_trains_on_loopback_and_each_checkpoint_is_exported_as_it_was(directo
         slime_hpc("export", run.dir.path, "-o", directory / "quickstart")
 
 
-def test_ctrl_c_ends_it_cleanly(directory: Path, model: Path) -> None:
-    run = start(directory, model, 100_000)
-    run.wait_until("driver_started")
-    run.wait_until("raylet_up")
-    run.process.send_signal(signal.SIGINT)
-    code, out = run.end(SIGNAL_TO_END_S)
+def test_ctrl_c_ends_it_cleanly(endless: LocalRun) -> None:
+    endless.process.send_signal(signal.SIGINT)
+    code, out = endless.end(SIGNAL_TO_END_S)
     assert (code, out.splitlines()[-1]) == (3, "cancelled: ended by Ctrl-C")
-    assert read_json(run.dir.attempt(1).ended)["cause"] == "cancelled"
-    assert run.leftovers() == []
+    assert read_json(endless.dir.attempt(1).ended)["cause"] == "cancelled"
+    assert endless.leftovers() == []
 
 
-def test_nothing_outlives_a_killed_one(directory: Path, model: Path) -> None:
-    run = start(directory, model, 100_000)
-    run.wait_until("driver_started")
-    run.wait_until("raylet_up")
-    run.process.kill()
-    run.process.wait()
-    wait_for(lambda: not run.leftovers(), SIGNAL_TO_END_S, "the end of what a killed run leaves")
-    status = json.loads(slime_hpc("status", run.dir.path, "--json"))
+def test_nothing_outlives_a_killed_one(endless: LocalRun) -> None:
+    endless.process.kill()
+    endless.process.wait()
+    wait_for(lambda: not endless.leftovers(), SIGNAL_TO_END_S, "the end of what a killed run leaves")
+    status = json.loads(slime_hpc("status", endless.dir.path, "--json"))
     assert (status["state"], status["verdict"]) == ("ended", "unknown")
-    assert f"process {run.process.pid} on {os.uname().nodename} is gone" in status["why"]
+    assert f"process {endless.process.pid} on {os.uname().nodename} is gone" in status["why"]
