@@ -104,7 +104,9 @@ def test_variables_of_an_enclosing_job_reach_neither_sbatch_nor_the_job(tmp_path
     assert seen["MINE"] == "kept"
     assert seen["LC_ALL"] == "C.UTF-8"
     assert seen["SLURM_HET_SIZE"] == "2"
-    assert not {"PMIX_RANK", "SQUEUE_FORMAT", "SLURM_CPU_BIND"} & seen.keys()
+    assert not {"PMIX_RANK", "SLURM_CPU_BIND", "SLURM_TIME_FORMAT"} & seen.keys()
+    assert seen["SQUEUE_FORMAT"] == "%i"  # how a user likes tables is kept from our own queries only
+    assert len(slurm.queue([job])) == 2
 
 
 def test_the_allocation_is_what_slurm_says_it_is(tmp_path: Path) -> None:
