@@ -19,6 +19,7 @@ Dir = Annotated[
         envvar="SLIME_HPC_DEVCLUSTER",
         help="Where it lives.",
         show_default="$XDG_STATE_HOME/slime-hpc/devcluster",
+        readable=False,  # our own refusal names the next step
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -32,12 +33,13 @@ def up(
     gpus_per_node: Annotated[int, typer.Option(help="GPUs declared on each node; they need not exist.")] = 4,
     cpus_per_node: Annotated[int, typer.Option(help="CPUs declared on each node; they need not exist.")] = 8,
     accounting: Annotated[bool, typer.Option(help="Run slurmdbd and its database, so that sacct works.")] = True,
+    netns: Annotated[bool, typer.Option(help="Give each node a network namespace; takes root.")] = True,
     json: Json = False,
 ) -> None:
     """Start it, or start again what has died of it; changes nothing if it is up."""
     from slime_hpc.devcluster import Shape
 
-    shape = Shape(train_nodes, rollout_nodes, gpus_per_node, cpus_per_node, accounting)
+    shape = Shape(train_nodes, rollout_nodes, gpus_per_node, cpus_per_node, accounting, netns)
     status = _devcluster(dir).up(shape)
     _report(status, json)
     if not json:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
-import pwd
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
-from slime_hpc.devcluster import config, daemons, files, roster
+from slime_hpc.devcluster import config, daemons, files, roster, users
 from slime_hpc.devcluster.config import Layout, Shape
-from slime_hpc.devcluster.daemons import MARKER
-from slime_hpc.devcluster.network import Network, plan_network, unrecorded_network
+from slime_hpc.devcluster.daemons import MARKER, ProcessRecord
+from slime_hpc.devcluster.network import Network, obstacle_to_namespaces, plan_network, unrecorded_network
 from slime_hpc.devcluster.roster import Daemon
 from slime_hpc.devcluster.state import DaemonStatus, NodeStatus, Record, Status
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.processes import read_environ
 
 _BINARIES = ("munged", "slurmctld", "slurmd", "sinfo", "squeue", "scancel")
+_NETWORK_BINARIES = ("ip", "nsenter", "unshare")
 _ACCOUNTING_BINARIES = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacctmgr")
 _START_S = 60.0
 _JOBS_END_S = 15.0
@@ -82,8 +82,13 @@ class DevCluster:
 
     def _daemon_status(self, record: Record, daemon: Daemon) -> DaemonStatus:
         process = record.processes.get(daemon.name)
-        alive = process is not None and daemons.is_alive(process, self.root)
+        alive = process is not None and self._is_alive(process)
         return DaemonStatus(daemon.name, process.pid if process else None, alive)
+
+    def _is_alive(self, process: ProcessRecord) -> bool:
+        if self.layout.state.stat().st_uid != os.geteuid():
+            return daemons.is_same_process(process)
+        return daemons.is_alive(process, self.root)
 
     def _node_states(self) -> dict[str, str]:
         """Slurm's word for each node; empty if the controller does not answer."""
@@ -98,20 +103,28 @@ class DevCluster:
     def up(self, shape: Shape) -> Status:
         """Start what does not run; nothing if all does. A failed start is taken back, its logs kept."""
         config.require_usable_path(self.root)
-        files.require_own_directory(self.layout)
-        with self._locked():
-            record, status = self._load(), self.status()
-            if record is not None and status.state != "down":
-                self._require_same_shape(record.shape, shape)
-            if status.state == "up":
-                self._say(f"already up in {self.root}")
-                return status
-            self._require_installed(shape)
-            if record is not None and record.complete and status.state == "partial":
-                self._repair(record, status)
-            else:
-                self._start(shape, record)
-            return self.status()
+        users.me()  # a nameless user learns it now, not half-way
+        self._require_installed(shape)
+        obstacle = obstacle_to_namespaces(shape.netns)
+        shape = replace(shape, netns=obstacle is None)
+        with users.umask():
+            files.claim_directory(self.layout)
+            with self._locked():
+                return self._up(shape, obstacle)
+
+    def _up(self, shape: Shape, obstacle: str | None) -> Status:
+        record, status = self._load(), self.status()
+        if record is not None and status.state != "down":
+            self._require_same_shape(record.shape, shape)
+        if status.state == "up":
+            self._say(f"already up in {self.root}")
+            self._admit_users(shape)
+            return status
+        if record is not None and record.complete and status.state == "partial":
+            self._repair(record, status)
+        else:
+            self._start(shape, obstacle, record)
+        return self.status()
 
     def _require_same_shape(self, existing: Shape, asked: Shape) -> None:
         was, wanted = asdict(existing), asdict(asked)
@@ -123,13 +136,15 @@ class DevCluster:
             )
 
     def _require_installed(self, shape: Shape) -> None:
-        daemons.require_binaries((*_BINARIES, *(_ACCOUNTING_BINARIES if shape.accounting else ())))
+        accounting = _ACCOUNTING_BINARIES if shape.accounting else ()
+        network = _NETWORK_BINARIES if shape.netns and users.is_root() else ()
+        daemons.require_binaries((*_BINARIES, *accounting, *network))
 
-    def _start(self, shape: Shape, remains: Record | None) -> None:
+    def _start(self, shape: Shape, obstacle: str | None, remains: Record | None) -> None:
         if remains is not None:
             self._say("removing what an earlier start has left")
             self._take_down(remains)
-        record = Record(shape, plan_network(self.root, shape.nodes))
+        record = Record(shape, plan_network(self.root, shape.nodes, obstacle))
         record.save(self.layout.state)
         try:
             files.write_files(self.layout, shape, record.network.hosts)
@@ -177,13 +192,25 @@ class DevCluster:
         if daemon.name == "slurmctld" and record.shape.accounting:
             self._tool("sacctmgr", "--immediate", stdin=config.accounting_commands(), timeout_s=120)
             self._say(f"account {config.ACCOUNT}, qos normal and {config.QOS} made")
+            self._admit_users(record.shape)
+
+    def _admit_users(self, shape: Shape) -> None:
+        """Let everyone submit whose jobs we can run; where accounts are not asked for, everyone may already."""
+        if not shape.accounting:
+            return
+        columns = ("--noheader", "--parsable2", "list", "associations", f"account={config.ACCOUNT}", "format=user")
+        known = self._tool("sacctmgr", *columns).split()
+        missing = [name for name in users.submitters() if name not in known]
+        if missing:
+            self._tool("sacctmgr", "--immediate", stdin=config.admission_commands(missing), timeout_s=120)
+            self._say(f"may submit: {', '.join(missing)}")
 
     def _launch(self, record: Record, daemon: Daemon) -> None:
         argv = list(daemon.argv)
         if daemon.host is not None:
             argv = record.network.on_host(daemon.host, self.layout.hosts, argv)
         env = {**self._env(), **daemon.env}
-        record.processes[daemon.name] = daemons.start(argv, env=env, log=self._output(daemon), cwd=self.root)
+        record.processes[daemon.name] = daemons.start(argv, env=env, log=self._output(daemon), cwd=self.layout.log)
         record.save(self.layout.state)
 
     def _await_daemon(self, record: Record, daemon: Daemon) -> None:
@@ -214,8 +241,9 @@ class DevCluster:
 
     def down(self) -> bool:
         """Leave no process, namespace or interface; only logs stay. False if nothing was there."""
-        if not self.root.exists():
-            return False
+        with files.naming(self.root):
+            if not self.root.exists():
+                return False
         with self._locked():
             try:
                 record = self._load()
@@ -294,7 +322,7 @@ class DevCluster:
 
     def _env(self) -> dict[str, str]:
         """Made from nothing, so that no SLURM_* or SBATCH_* of the caller's reaches a daemon or a job."""
-        user = pwd.getpwuid(os.geteuid())
+        user = users.me()
         return {
             "PATH": daemons.PATH,
             "HOME": user.pw_dir,
@@ -312,18 +340,24 @@ class DevCluster:
         return f"slime-hpc devcluster {verb}{option}"
 
     def _load(self) -> Record | None:
-        if not self.layout.state.exists():
-            return None
-        owner = self.layout.state.stat().st_uid
-        if owner != os.geteuid():
-            raise UserError(f"the devcluster in {self.root} belongs to uid {owner}; choose another --dir")
-        return Record.load(self.layout.state)
+        """Root's record is for all to read; another's is its owner's alone, as is its Slurm."""
+        with files.naming(self.root):
+            if not self.layout.state.exists():
+                return None
+            owner = self.layout.state.stat().st_uid
+            if owner not in (os.geteuid(), 0):
+                name = users.name_of(owner)
+                raise UserError(
+                    f"the devcluster in {self.root} is {name}'s, for jobs of {name} only; use another --dir"
+                )
+            return Record.load(self.layout.state)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One `up` or `down` at a time; the lock is on the directory, which both leave in place."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        with files.naming(self.root):
+            files.require_owner(self.root)
+            fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._lock(fd)
             yield

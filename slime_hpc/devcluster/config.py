@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import getpass
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slime_hpc.devcluster import users
 from slime_hpc.errors import UserError
 
 CLUSTER_NAME = "devcluster"
@@ -32,6 +32,8 @@ class Shape:
     gpus_per_node: int = 4
     cpus_per_node: int = 8
     accounting: bool = True
+    netns: bool = True
+    """A network namespace for each node; False also where they cannot be made."""
 
     def __post_init__(self) -> None:
         _require_between("train-nodes", self.train_nodes, 1, _MAX_NODES)
@@ -149,8 +151,8 @@ def require_usable_path(root: Path) -> None:
             f"the devcluster directory {str(root)!r} has characters that slurm.conf cannot quote; "
             "choose one of letters, digits and _ . / + - with --dir"
         )
-    # slurmstepd's socket is the longest: a node name of three letters, the largest job id, step and component.
-    longest = Layout(root).spool / "n64" / "n64_67108863.4294967291.128"
+    # slurmstepd's socket is the longest: the last node's name, the largest job id, step and component.
+    longest = Layout(root).spool / "n128" / "n128_67108863.4294967291.128"
     excess = len(str(longest)) - _MAX_UNIX_SOCKET_BYTES
     if excess > 0:
         raise UserError(
@@ -161,7 +163,7 @@ def require_usable_path(root: Path) -> None:
 
 def slurm_conf(layout: Layout, shape: Shape, hosts: Hosts) -> str:
     """Settings for short runs: seconds, where a site waits for minutes."""
-    user = getpass.getuser()
+    user = users.me().pw_name
     ports = {host.port for host in hosts.nodes.values()}
     sections = [
         f"""\
@@ -246,7 +248,7 @@ def gres_conf(shape: Shape, devices: str) -> str:
 
 def slurmdbd_conf(layout: Layout, hosts: Hosts) -> str:
     """The database is reached by its Unix socket and the user's own identity: no port, no password."""
-    user = getpass.getuser()
+    user = users.me().pw_name
     return f"""\
 DbdHost={hosts.controller.name}
 DbdAddr={hosts.controller.address}
@@ -264,15 +266,21 @@ StorageLoc=slurm
 
 
 def accounting_commands() -> str:
-    """What sacctmgr is told, in one session, so that the user may submit, with ``dev`` as default account."""
-    user = getpass.getuser()
+    """What sacctmgr is told, in one session, before anyone can be admitted."""
     return f"""\
 add cluster {CLUSTER_NAME}
 add qos {QOS} priority=1000
 add account {ACCOUNT} description={CLUSTER_NAME} organization={CLUSTER_NAME} qos=normal,{QOS}
-add user {user} account={ACCOUNT} defaultaccount={ACCOUNT}
-modify user {user} set defaultaccount={ACCOUNT}
 """
+
+
+def admission_commands(names: Iterable[str]) -> str:
+    """What sacctmgr is told so that these users may submit, with ``dev`` as default account."""
+    # A user to the line: sacctmgr reads lines of 4 KB.
+    return "".join(
+        f"add user {name} account={ACCOUNT} defaultaccount={ACCOUNT}\nmodify user {name} set defaultaccount={ACCOUNT}\n"
+        for name in names
+    )
 
 
 def hosts_file(hosts: Hosts) -> str:

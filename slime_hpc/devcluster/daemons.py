@@ -38,7 +38,9 @@ class ProcessRecord:
 def require_binaries(names: Iterable[str]) -> None:
     missing = [name for name in names if shutil.which(name, path=PATH) is None]
     if missing:
-        raise ClusterError(f"not installed: {', '.join(missing)}; install them: apt-get install {APT_PACKAGES}")
+        raise ClusterError(
+            f"not installed: {', '.join(missing)}; install them, as root: apt-get install {APT_PACKAGES}"
+        )
 
 
 def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path) -> ProcessRecord:
@@ -72,12 +74,15 @@ def is_running(pid: int) -> bool:
     return stat is not None and stat[0] not in "ZX"
 
 
+def is_same_process(record: ProcessRecord) -> bool:
+    """True if the pid is still this process's: all that can be told of another user's."""
+    stat = _stat(record.pid)
+    return stat is not None and stat[0] not in "ZX" and stat[1] == record.start_ticks
+
+
 def is_alive(record: ProcessRecord, root: Path) -> bool:
     """True if this very process still runs and carries the marker of the devcluster at ``root``."""
-    stat = _stat(record.pid)
-    if stat is None or stat[0] in "ZX" or stat[1] != record.start_ticks:
-        return False
-    return f"{MARKER}={root}".encode() in read_environ(record.pid)
+    return is_same_process(record) and f"{MARKER}={root}".encode() in read_environ(record.pid)
 
 
 def stop(records: Sequence[ProcessRecord], root: Path, *, patience_s: float = 8) -> None:

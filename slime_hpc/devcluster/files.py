@@ -6,22 +6,61 @@ import os
 import secrets
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from slime_hpc.devcluster import config
+from slime_hpc.devcluster import config, users
 from slime_hpc.devcluster.config import Hosts, Layout, Shape
-from slime_hpc.errors import ClusterError, UserError
+from slime_hpc.errors import UserError
 
 
-def require_own_directory(layout: Layout) -> None:
-    """UserError if the directory holds something that is not a devcluster's."""
-    if not layout.root.exists() or layout.state.exists():
-        return
-    foreign = sorted({path.name for path in layout.root.iterdir()} - {layout.log.name})
-    if foreign:
+@contextmanager
+def naming(root: Path) -> Iterator[None]:
+    """A UserError for what the system says about the directory: missing rights, a file, a read-only disk."""
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename in (None, str(root)) else f" ({error.filename})"
         raise UserError(
-            f"{layout.root} is not empty (it has {foreign[0]}) and holds no devcluster; "
-            "choose an empty directory with --dir"
+            f"{root} cannot hold a devcluster: {error.strerror}{where}; choose another directory with --dir"
+        ) from error
+
+
+def require_owner(root: Path) -> None:
+    """UserError if the directory is another user's."""
+    owner = root.stat().st_uid
+    if owner != os.geteuid():
+        raise UserError(
+            f"{root} belongs to {users.name_of(owner)}, and only its owner can start or stop a devcluster there; "
+            "choose another directory with --dir"
+        )
+
+
+def claim_directory(layout: Layout) -> None:
+    """Make the directory, or see that it is ours, closed, and holds nothing but a devcluster; else UserError."""
+    root = layout.root
+    with naming(root):
+        if not root.exists():
+            root.mkdir(parents=True)
+        require_owner(root)
+        foreign = sorted({path.name for path in root.iterdir()} - {layout.log.name})
+        _require_closed(root)
+    if foreign and not layout.state.exists():
+        raise UserError(
+            f"{root} is not empty (it has {foreign[0]}) and holds no devcluster; choose an empty directory with --dir"
+        )
+
+
+def _require_closed(root: Path) -> None:
+    """Whoever can write here decides what our daemons run: munged's own rule, which --force puts out of force."""
+    mode = stat.S_IMODE(root.stat().st_mode)
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise UserError(f"{root} is read-only (mode {mode:o}); choose another directory with --dir")
+    if mode & 0o022:
+        raise UserError(
+            f"others may write to {root} (mode {mode:o}), and so into the Slurm there; "
+            f"forbid it (chmod go-w {root}), or choose another directory with --dir"
         )
 
 
@@ -55,20 +94,8 @@ def _write_private(path: Path, content: bytes) -> None:
 
 
 def _gpu_devices(layout: Layout, count: int) -> str:
-    """Numbered character devices that pose as GPUs: the consoles, or in a container, which has none, our own."""
-    if all(Path(f"/dev/tty{i}").is_char_device() for i in range(count)):
-        return f"/dev/tty[0-{count - 1}]"
+    """Numbered names that pose as GPUs. Slurm numbers character devices only, and anyone can make a link to one."""
     layout.gpu_devices.mkdir(exist_ok=True)
     for i in range(count):
-        _make_null_device(layout.gpu_devices / f"gpu{i}")
+        (layout.gpu_devices / f"gpu{i}").symlink_to("/dev/null")
     return f"{layout.gpu_devices}/gpu[0-{count - 1}]"
-
-
-def _make_null_device(path: Path) -> None:
-    try:
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
-    except PermissionError as error:
-        raise ClusterError(
-            f"there is no /dev/tty0 to pose as a GPU, and {path} could not be made ({error}); "
-            "be root, or use --gpus-per-node 0"
-        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import os
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from slime_hpc.devcluster import daemons
+from slime_hpc.devcluster import daemons, users
 from slime_hpc.devcluster.config import CONTROLLER_PORT, DATABASE_PORT, NODE_PORT, Host, Hosts
 from slime_hpc.errors import ClusterError
 
@@ -56,9 +55,20 @@ class Network(Protocol):
         """Processes known to be the devcluster's because of where they run."""
 
 
-def plan_network(root: Path, node_names: Sequence[str]) -> Network:
-    """Namespaces where we may make them, on a free subnet; else loopback, on free ports."""
-    obstacle = _obstacle_to_namespaces()
+def obstacle_to_namespaces(wanted: bool) -> str | None:
+    """Why nodes get no namespaces of their own; None if they do."""
+    if not wanted:
+        return "--no-netns"
+    if not users.is_root():
+        return "not root"
+    trial = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
+    )
+    return None if trial.returncode == 0 else trial.stderr.strip()
+
+
+def plan_network(root: Path, node_names: Sequence[str], obstacle: str | None) -> Network:
+    """Namespaces on a free subnet; where there is an obstacle to them, loopback, on free ports."""
     if obstacle is None:
         return NamespaceNetwork(_tag(root), _free_subnet(_number(root)), tuple(node_names))
     return LoopbackNetwork(_free_ports(_number(root), len(node_names) + 2), tuple(node_names), obstacle)
@@ -224,16 +234,6 @@ def _identity(namespace: Path) -> tuple[int, int] | None:
     except OSError:
         return None  # the process has ended, or the namespace was deleted: nothing of ours is there
     return stat.st_dev, stat.st_ino
-
-
-def _obstacle_to_namespaces() -> str | None:
-    if os.geteuid() != 0:
-        return "not root"
-    daemons.require_binaries(("ip", "nsenter", "unshare"))
-    trial = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
-    )
-    return None if trial.returncode == 0 else trial.stderr.strip()
 
 
 def _free_subnet(seed: int) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slime_hpc.devcluster import users
 from slime_hpc.devcluster.config import Host, Hosts, Layout, Shape
 
 
@@ -28,6 +28,7 @@ def stages(layout: Layout, shape: Shape, hosts: Hosts) -> list[list[Daemon]]:
 
 
 def _munged(layout: Layout) -> Daemon:
+    # Without --force it wants a socket that everybody reaches: a user's own devcluster must not have one.
     argv = [
         "munged", "--foreground", "--force", "--num-threads=2",
         f"--socket={layout.munge_socket}",
@@ -60,7 +61,7 @@ def create_database(layout: Layout) -> list[str]:
 def _database_options(layout: Layout) -> list[str]:
     """What creating the database and running it have in common."""
     return [
-        "--no-defaults", f"--datadir={layout.mariadb}", f"--user={getpass.getuser()}", "--skip-name-resolve",
+        "--no-defaults", f"--datadir={layout.mariadb}", f"--user={users.me().pw_name}", "--skip-name-resolve",
         "--innodb-log-file-size=8M", "--innodb-buffer-pool-size=64M", "--innodb-flush-log-at-trx-commit=0",
     ]  # fmt: skip
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+# Becomes the user only when everything is imported: the interpreter may lie where only root can read.
+CLI_AS = """\
+import contextlib, io, os, pwd, sys
+import rich.console, rich.table, slime_hpc.cli, slime_hpc.devcluster
+for verb in ("status", "env"):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()) as _, contextlib.redirect_stdout(_):
+        slime_hpc.cli.main(["devcluster", verb, "--dir", "/nonexistent"])
+rich.console.Console(file=io.StringIO()).print(rich.table.Table("column", box=None))
+user = pwd.getpwnam(sys.argv.pop(1))
+os.setgroups([]); os.setgid(user.pw_gid); os.setuid(user.pw_uid)
+slime_hpc.cli.main()
+"""
 
 
 @dataclass(frozen=True)
@@ -22,19 +36,33 @@ class RunningDevCluster:
     """A devcluster, operated as a user does: through the command line and SLURM_CONF."""
 
     dir: Path
+    user: str = "root"
+
+    def as_user(self, name: str) -> RunningDevCluster:
+        return replace(self, user=name)
 
     def env(self) -> dict[str, str]:
         return {**os.environ, "SLURM_CONF": str(self.dir / "etc" / "slurm.conf")}
 
     def run(self, *argv: str, timeout_s: float = 30) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command against this cluster."""
-        return subprocess.run(argv, env=self.env(), text=True, capture_output=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            argv, env=self.env(), text=True, capture_output=True, timeout=timeout_s, check=False, **self._identity()
+        )
 
-    def cli(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
+    def _identity(self) -> dict[str, Any]:
+        if self.user == "root":
+            return {}
+        user = pwd.getpwnam(self.user)
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": (), "cwd": "/"}
+
+    def cli(self, verb: str, *options: str, umask: int = -1) -> subprocess.CompletedProcess[str]:
         """``slime-hpc devcluster VERB --dir DIR``, in a process that ends: daemons must outlive it."""
-        program = "from slime_hpc.cli import main; main()"
-        argv = [sys.executable, "-c", program, "devcluster", verb, "--dir", str(self.dir), *options]
-        return subprocess.run(argv, text=True, capture_output=True, timeout=180, check=False)
+        argv = self.cli_argv(verb, *options)
+        return subprocess.run(argv, text=True, capture_output=True, timeout=180, check=False, umask=umask)
+
+    def cli_argv(self, verb: str, *options: str) -> list[str]:
+        return [sys.executable, "-c", CLI_AS, self.user, "devcluster", verb, "--dir", str(self.dir), *options]
 
     def status(self) -> dict[str, Any]:
         done = self.cli("status", "--json")
@@ -44,7 +72,7 @@ class RunningDevCluster:
 
     def traces(self) -> Traces:
         state = json.loads((self.dir / "state.json").read_text())
-        return Traces(str(self.dir), f"slime{state['network']['tag']}")
+        return Traces(str(self.dir), f"slime{state['network'].get('tag', ': none')}")
 
 
 @dataclass(frozen=True)
@@ -98,11 +126,13 @@ def _net_of(pid: int) -> int | None:
         return None  # it has ended meanwhile
 
 
-def boot(*options: str) -> RunningDevCluster:
-    """A devcluster in a short directory: sockets allow about 70 characters of path."""
+def boot(*options: str, user: str = "root", umask: int = -1) -> RunningDevCluster:
+    """A user's devcluster in a short directory: sockets allow about 70 characters of path."""
     assert os.geteuid() == 0, "tests/slurm need root: nodes are network namespaces"
-    cluster = RunningDevCluster(Path(tempfile.mkdtemp(prefix="dc-", dir="/tmp")))
-    done = cluster.cli("up", *options)
+    cluster = RunningDevCluster(Path(tempfile.mkdtemp(prefix="dc-", dir="/tmp")), user)
+    cluster.dir.chmod(0o755)
+    shutil.chown(cluster.dir, user)
+    done = cluster.cli("up", *options, umask=umask)
     if done.returncode:
         shutil.rmtree(cluster.dir)
         pytest.fail(f"devcluster up failed:\n{done.stdout}{done.stderr}")

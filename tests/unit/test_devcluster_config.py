@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slime_hpc.devcluster import DevCluster, Shape, config, daemons, default_dir, files, network, roster
+from slime_hpc.devcluster import DevCluster, Shape, config, daemons, default_dir, files, network, roster, users
 from slime_hpc.devcluster.config import Layout
 from slime_hpc.devcluster.network import LoopbackNetwork, NamespaceNetwork
 from slime_hpc.errors import ClusterError, DeadlineExceeded, UserError
@@ -80,7 +81,7 @@ def test_paths_that_slurm_cannot_quote_are_refused(root: str) -> None:
 
 
 def test_paths_too_long_for_a_unix_socket_are_refused() -> None:
-    longest = 107 - len("/spool/n64/n64_67108863.4294967291.128")
+    longest = 107 - len("/spool/n128/n128_67108863.4294967291.128")
     config.require_usable_path(Path("/" + "d" * (longest - 1)))
     with pytest.raises(UserError, match="1 bytes too long"):
         config.require_usable_path(Path("/" + "d" * longest))
@@ -89,7 +90,7 @@ def test_paths_too_long_for_a_unix_socket_are_refused() -> None:
 def test_a_directory_with_foreign_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(UserError, match=r"thesis\.tex"):
-        files.require_own_directory(Layout(tmp_path))
+        files.claim_directory(Layout(tmp_path))
     assert DevCluster(tmp_path).down() is False
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
@@ -120,13 +121,18 @@ def test_the_default_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_missing_binary_is_named_with_the_packages() -> None:
-    with pytest.raises(ClusterError, match=r"no-such-daemon; install them: apt-get install slurm-wlm slurmdbd munge"):
+    with pytest.raises(ClusterError, match=r"no-such-daemon; install them, as root: apt-get install slurm-wlm"):
         daemons.require_binaries(("sh", "no-such-daemon"))
 
 
-def test_without_root_nodes_differ_by_address_and_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    plan = network.plan_network(ROOT, SHAPE.nodes)
+@pytest.mark.parametrize(("uid", "wanted", "obstacle"), [(1000, True, "not root"), (0, False, "--no-netns")])
+def test_why_there_are_no_namespaces(monkeypatch: pytest.MonkeyPatch, uid: int, wanted: bool, obstacle: str) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert network.obstacle_to_namespaces(wanted) == obstacle
+
+
+def test_without_namespaces_nodes_differ_by_address_and_port() -> None:
+    plan = network.plan_network(ROOT, SHAPE.nodes, "not root")
     assert isinstance(plan, LoopbackNetwork)
     assert "not root" in plan.note
     assert [host.address for host in plan.hosts.nodes.values()] == ["127.0.0.11", "127.0.0.12", "127.0.0.13"]
@@ -135,14 +141,44 @@ def test_without_root_nodes_differ_by_address_and_port(monkeypatch: pytest.Monke
     assert network.network_from_json(plan.to_json(), SHAPE.nodes) == plan
 
 
-def test_a_taken_port_moves_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    first = network.plan_network(ROOT, SHAPE.nodes)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", first.hosts.controller.port))
-        taken.listen()
-        second = network.plan_network(ROOT, SHAPE.nodes)
+def test_a_taken_port_moves_the_block() -> None:
+    first = network.plan_network(ROOT, SHAPE.nodes, "not root")
+    with listener(first.hosts.controller.port):
+        second = network.plan_network(ROOT, SHAPE.nodes, "not root")
     assert second.hosts.controller.port != first.hosts.controller.port
+
+
+def test_no_free_ports_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_FIRST_PORT", 32768 - 5)
+    with listener(32767), pytest.raises(ClusterError, match="no 5 consecutive free ports from 32763 to 32767; see ss"):
+        network.plan_network(ROOT, SHAPE.nodes, "not root")
+
+
+@contextlib.contextmanager
+def listener(port: int) -> Iterator[None]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        yield
+
+
+def test_a_user_is_who_runs_us_not_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USER", "someone-else")
+    monkeypatch.setenv("LOGNAME", "someone-else")
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    assert f"SlurmUser={me}" in conf_lines(SHAPE)
+    monkeypatch.setattr(os, "geteuid", lambda: 4242424)
+    with pytest.raises(UserError, match="uid 4242424 has no name on this machine"):
+        conf_lines(SHAPE)
+
+
+def test_root_admits_everybody_and_a_user_only_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert users.submitters()[0] == "root"
+    assert "nobody" in users.submitters()
+    assert "daemon" not in users.submitters()
+    monkeypatch.setattr(os, "geteuid", lambda: pwd.getpwnam("nobody").pw_uid)
+    assert users.submitters() == ["nobody"]
 
 
 @pytest.fixture
