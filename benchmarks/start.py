@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.engine import PROFILE, model_plan, running_engine
 from benchmarks.pairs import alternate, table
-from slime_hpc.records import last_jsonl_row
+from slime_hpc.records import last_round_row
 from slime_hpc.run_dir import RunDir
 
 SHORT = (
@@ -49,7 +49,7 @@ class Runs:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        row = last_jsonl_row(RunDir(run_dir).metrics)
+        row = last_round_row(RunDir(run_dir).metrics)
         assert row is not None
         return float(row["time"] - sum(row[phase] for phase in AFTER_THE_STEP)) - began
 

@@ -104,11 +104,14 @@ class JobPlan(Strict):
 
 
 def read_plan(path: Path) -> JobPlan:
-    """UserError where another version wrote it."""
+    """``plan.json``. UserError where it is damaged, or another version's."""
     try:
-        return JobPlan.model_validate_json(path.read_text(encoding="utf-8"))
+        return JobPlan.model_validate_json(path.read_bytes())
     except ValidationError as e:
-        raise UserError(f"{path} was written by another version of slime-hpc: {e.errors()[0]['msg']}") from e
+        reason = e.errors()[0]["msg"]
+        raise UserError(f"{path} is damaged, or was written by another version of slime-hpc: {reason}") from e
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from e
 
 
 def new_plan(profile: Profile, attempt: int = 1) -> JobPlan:

@@ -9,7 +9,10 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
+
+from slime_hpc.errors import UserError
 
 TAIL_BYTES = 64 * 1024
 """Read at a time from a file's end: more than any row of metrics."""
@@ -52,6 +55,45 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+_NUMBER = (int, float)
+_TEXT_OR_NONE = (str, NoneType)
+
+
+def read_submit(path: Path) -> dict[str, Any] | None:
+    """``submit.json``; None where there is none, UserError where it is damaged. So with the other records below."""
+    return _read_record(path, attempt=int, job_id=_TEXT_OR_NONE, cluster=_TEXT_OR_NONE, submitted=_NUMBER)
+
+
+def read_owner(path: Path) -> dict[str, Any] | None:
+    return _read_record(path, job_id=_TEXT_OR_NONE, restart_count=int, host=str, started=_NUMBER)
+
+
+def read_ended(path: Path) -> dict[str, Any] | None:
+    return _read_record(path, cause=str, detail=str, started=_NUMBER, ended=_NUMBER)
+
+
+def read_heartbeat(path: Path) -> dict[str, Any] | None:
+    return _read_record(path, time=_NUMBER, attempt=int, phase=str, round=(int, NoneType))
+
+
+def _read_record(path: Path, **fields: type | tuple[type, ...]) -> dict[str, Any] | None:
+    try:
+        record = read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
+        raise UserError(f"{path} cannot be read: {reason}; {_OURS}") from error
+    there = record if isinstance(record, dict) else {}
+    wrong = [name for name, kind in fields.items() if name not in there or not isinstance(there[name], kind)]
+    if wrong:
+        raise UserError(f"{path} is damaged: no {wrong[0]!r}, or not what belongs there; {_OURS}")
+    return there
+
+
+_OURS = "slime-hpc writes this file and nobody edits it: restore it from a copy, or begin a new run"
+
+
 def fsync_dir(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -81,7 +123,17 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
             except json.JSONDecodeError:
                 continue  # a writer killed mid-append leaves one such line; the rows around it are good
-            yield row
+            if isinstance(row, dict):
+                yield row
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """``metrics.jsonl``: the rows of rounds, all attempts' in order."""
+    return [row for row in read_jsonl(path) if _is_round(row)]
+
+
+def _is_round(row: object) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("round"), int) and isinstance(row.get("attempt"), int)
 
 
 def surviving_rounds(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -94,8 +146,8 @@ def surviving_rounds(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return kept
 
 
-def last_jsonl_row(path: Path) -> dict[str, Any] | None:
-    """The last whole row; None where there is none. Reads from the end, since a long run's file is large."""
+def last_round_row(path: Path) -> dict[str, Any] | None:
+    """The last whole row of ``metrics.jsonl``; None where there is none. Reads from the end: a long run's is large."""
     if not path.exists():
         return None
     with open(path, "rb") as file:
@@ -109,7 +161,8 @@ def last_jsonl_row(path: Path) -> dict[str, Any] | None:
             for line in reversed(lines if start == 0 else lines[1:]):  # the first may lack its beginning
                 with contextlib.suppress(ValueError):  # torn, as in read_jsonl
                     row: dict[str, Any] = json.loads(line)
-                    return row
+                    if _is_round(row):
+                        return row
     return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slime_hpc.plan import JobPlan
-from slime_hpc.records import read_jsonl, surviving_rounds
+from slime_hpc.records import read_jsonl, read_rounds, surviving_rounds
 from slime_hpc.run_dir import RunDir
 from slime_hpc.status import StatusReport
 
@@ -23,7 +23,7 @@ SECRET_LENGTH = 8
 
 def load_rounds(run: RunDir) -> list[dict[str, Any]]:
     """Rows of metrics.jsonl, a round once: where it was repeated, the later attempt counts."""
-    return surviving_rounds(read_jsonl(run.metrics))
+    return surviving_rounds(read_rounds(run.metrics))
 
 
 def column(rounds: Iterable[dict[str, Any]], name: str) -> list[float]:
@@ -67,7 +67,7 @@ def load_evaluations(run: RunDir) -> list[Evaluation]:
     """By set and rounds; where one was repeated, the later attempt counts."""
     found = {}
     for row in read_jsonl(run.events):
-        if row["event"] == "evaluated":
+        if row.get("event") == "evaluated":
             independent = row["passed"] is not None and row["samples"] == row["prompts"]
             interval = wilson_interval(row["passed"], row["samples"]) if independent else None
             key = (row["set"], row["rounds"])
@@ -77,7 +77,7 @@ def load_evaluations(run: RunDir) -> list[Evaluation]:
 
 def load_prompt_counts(run: RunDir) -> list[dict[str, Any]]:
     """By set of prompts, as the newest attempt loaded them: how many, how many too long, how many trained on too."""
-    rows = {row["set"]: row for row in read_jsonl(run.events) if row["event"] == "prompts_loaded"}
+    rows = {row["set"]: row for row in read_jsonl(run.events) if row.get("event") == "prompts_loaded"}
     names = ("set", "source", "prompts", "too_long", "also_in_training")
     return [{name: row[name] for name in names} for row in rows.values()]
 

@@ -12,7 +12,7 @@ from slime_hpc.checkpoint import complete_checkpoints
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
 from slime_hpc.plan import JobPlan, new_plan, read_plan
 from slime_hpc.processes import is_running
-from slime_hpc.records import read_json, read_jsonl, surviving_rounds
+from slime_hpc.records import read_ended, read_owner, read_rounds, read_submit, surviving_rounds
 from slime_hpc.render import render_script, supervisor_command
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
@@ -86,16 +86,16 @@ def require_no_job(run: RunDir, last: JobPlan, slurm: Slurm) -> None:
 
 
 def _recorded_jobs(run: RunDir) -> Iterator[JobId]:
-    if run.submit.exists():
-        record = read_json(run.submit)
+    record = read_submit(run.submit)
+    if record is not None:
         if record["job_id"] is None:
             _require_over(run, record)
         else:
             yield JobId.parse(";".join(filter(None, (record["job_id"], record["cluster"]))))
     for attempt in run.all_attempts():
-        job_id = read_json(attempt.owner)["job_id"] if attempt.owner.exists() else None
-        if job_id is not None:
-            yield JobId.parse(job_id)
+        owner = read_owner(attempt.owner)
+        if owner is not None and owner["job_id"] is not None:
+            yield JobId.parse(owner["job_id"])
 
 
 def _require_over(run: RunDir, record: Mapping[str, Any]) -> None:
@@ -118,14 +118,15 @@ def changed_identity(old: RunSpec, new: RunSpec) -> Iterator[Finding]:
 
 def _require_something_to_do(run: RunDir, spec: RunSpec) -> None:
     checkpoints = complete_checkpoints(run)
-    trained = surviving_rounds(read_jsonl(run.metrics))
+    trained = surviving_rounds(read_rounds(run.metrics))
     if trained and not checkpoints:
         raise UserError(
             f"{len(trained)} rounds were trained, but {run.checkpoints} holds no complete checkpoint to go on from; "
             "submit to another run_dir, with a smaller checkpoint.interval"
         )
     done = checkpoints[-1].manifest.round + 1 if checkpoints else 0
-    finished = [a.number for a in run.all_attempts() if a.ended.exists() and read_json(a.ended)["cause"] == "finished"]
+    ends = [read_ended(attempt.ended) for attempt in run.all_attempts()]
+    finished = [ended for ended in ends if ended is not None and ended["cause"] == "finished"]
     if finished and done >= spec.num_rollout:
         raise UserError(
             f"the run is finished: all {spec.num_rollout} rounds are trained, the model is in {run.model}. To train "

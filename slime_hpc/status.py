@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.plan import TOKEN_PREFIX, JobPlan, read_plan
 from slime_hpc.processes import is_running
-from slime_hpc.records import last_jsonl_row, read_json
+from slime_hpc.records import last_round_row, read_ended, read_heartbeat, read_owner, read_submit
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
 from slime_hpc.slurm.parse import AccountingRow, QueueRow
@@ -146,11 +146,11 @@ def read_records(run: RunDir) -> Records:
     return Records(
         run=run,
         plans=plans,
-        submitted=read_json(run.submit) if run.submit.exists() else None,
-        owners={a.number: read_json(a.owner) for a in run.all_attempts() if a.owner.exists()},
-        ended={a.number: read_json(a.ended) for a in run.all_attempts() if a.ended.exists()},
-        heartbeat=read_json(run.heartbeat) if run.heartbeat.exists() else None,
-        last_round=last_jsonl_row(run.metrics),
+        submitted=read_submit(run.submit),
+        owners={a.number: owner for a in run.all_attempts() if (owner := read_owner(a.owner))},
+        ended={a.number: ended for a in run.all_attempts() if (ended := read_ended(a.ended))},
+        heartbeat=read_heartbeat(run.heartbeat),
+        last_round=last_round_row(run.metrics),
     )
 
 

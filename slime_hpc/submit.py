@@ -20,7 +20,7 @@ import psutil
 from slime_hpc import __version__
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
 from slime_hpc.plan import JobPlan, new_plan
-from slime_hpc.records import read_json, write_json, write_text_atomic
+from slime_hpc.records import read_submit, write_json, write_text_atomic
 from slime_hpc.render import render_script, supervisor_command, write_environment
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
@@ -223,8 +223,8 @@ def status_command(run: RunDir) -> str:
 
 def _in_use(run: RunDir) -> UserError:
     owner = "a run whose job was not recorded"
-    if run.submit.exists():
-        record = read_json(run.submit)
+    record = read_submit(run.submit)
+    if record is not None:
         when = datetime.datetime.fromtimestamp(record["submitted"]).strftime("%Y-%m-%d %H:%M")
         by = (
             f"job {record['job_id']}, submitted"

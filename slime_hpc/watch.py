@@ -19,7 +19,7 @@ from rich.text import Text
 
 from slime_hpc.display import rounds_table
 from slime_hpc.driver.record import round_line
-from slime_hpc.records import read_json
+from slime_hpc.records import read_heartbeat
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
 from slime_hpc.spec.values import format_time
@@ -203,7 +203,7 @@ class Watcher:
     def _news(self, row: Row) -> News | None:
         if "event" in row:
             text = event_text(row)
-            return None if text is None else News(stamped(row["time"], text), is_round=False)
+            return None if text is None else News(stamped(row.get("time") or 0, text), is_round=False)
         done = [r for r in self._rounds if r["round"] <= row["round"]]
         left = remaining_s(done, self._num_rollout)
         eta = "" if left is None else f"  left {format_time(round(left))}"
@@ -212,8 +212,7 @@ class Watcher:
 
     def _headline(self) -> str:
         parts = [self._name]
-        if self._run.heartbeat.exists():
-            beat = read_json(self._run.heartbeat)
+        if beat := read_heartbeat(self._run.heartbeat):
             parts.append(f"round {beat['round']} of 0-{self._num_rollout - 1}: {beat['phase']}")
         if (left := remaining_s(self._rounds, self._num_rollout)) is not None:
             parts.append(f"about {format_time(round(left))} left")
@@ -242,9 +241,11 @@ class Tail:
 def _parse_lines(text: bytes) -> Iterator[Row]:
     for line in text.splitlines():
         try:
-            yield json.loads(line)
+            row = json.loads(line)
         except ValueError:
             continue  # its writer was killed in the middle of it, and another closed it
+        if isinstance(row, dict) and ("event" in row or "round" in row):
+            yield row
 
 
 def stamped(time_s: float, text: str) -> str:

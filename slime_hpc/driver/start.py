@@ -5,7 +5,7 @@ from __future__ import annotations
 from slime_hpc.checkpoint import Checkpoint, newest_sound
 from slime_hpc.driver.deadline import say
 from slime_hpc.errors import UserError
-from slime_hpc.records import EventLog, read_jsonl, surviving_rounds
+from slime_hpc.records import EventLog, read_rounds, surviving_rounds
 from slime_hpc.run_dir import RunDir
 
 
@@ -13,7 +13,7 @@ def find_start(run: RunDir, log: EventLog) -> Checkpoint | None:
     """What to load; None at the very start. UserError where rounds were trained, and nothing to load is left."""
     say("looking for the newest checkpoint, and reading all of it")
     checkpoint = newest_sound(run, log)
-    trained = surviving_rounds(read_jsonl(run.metrics))
+    trained = surviving_rounds(read_rounds(run.metrics))
     if checkpoint is None and trained:
         raise UserError(
             f"rounds {trained[0]['round']}-{trained[-1]['round']} were trained, but no complete checkpoint is in "

@@ -10,7 +10,15 @@ from typing import Any
 
 from slime_hpc.errors import UserError
 from slime_hpc.plan import JobPlan
-from slime_hpc.records import fsync_dir, read_json, read_jsonl, write_json, write_text_atomic
+from slime_hpc.records import (
+    fsync_dir,
+    read_heartbeat,
+    read_json,
+    read_owner,
+    read_rounds,
+    write_json,
+    write_text_atomic,
+)
 from slime_hpc.render import write_environment
 from slime_hpc.run_dir import AttemptDir, RunDir
 from slime_hpc.slurm.allocation import Allocation
@@ -33,11 +41,11 @@ def own_attempt(run: RunDir, submitted_for: int, allocation: Allocation) -> JobP
 def _require_newest_is_ours(run: RunDir, submitted_for: int, allocation: Allocation) -> None:
     """A later submission (`resume`) or another job may have taken the run over while this one waited."""
     newest = run.all_attempts()[-1]
-    if not newest.owner.exists():
+    owner = read_owner(newest.owner)
+    if owner is None:
         if newest.number != submitted_for:
             raise _refusal(run, f"attempt {newest.number} was submitted after it")
         return
-    owner = read_json(newest.owner)
     if owner["job_id"] != allocation.job_text:
         raise _refusal(run, f"attempt {newest.number} belongs to job {owner['job_id']} on {owner['host']}")
     if owner["restart_count"] >= allocation.restart_count:
@@ -105,9 +113,9 @@ def _read_plan(attempt: AttemptDir) -> JobPlan:
 def close_predecessors(run: RunDir, attempt: int) -> None:
     """Write ``ended.json`` for earlier attempts of which no process was left to do it."""
     for earlier in run.all_attempts():
-        if earlier.number >= attempt or earlier.ended.exists() or not earlier.owner.exists():
+        owner = read_owner(earlier.owner)
+        if earlier.number >= attempt or earlier.ended.exists() or owner is None:
             continue
-        owner = read_json(earlier.owner)
         who = f"job {owner['job_id']}" if owner["job_id"] else f"`slime-hpc run` on {owner['host']}"
         detail = f"{who} ended without a word; found when attempt {attempt} started"
         ending = asdict(Ending(Cause.UNKNOWN, detail))
@@ -118,10 +126,10 @@ def close_predecessors(run: RunDir, attempt: int) -> None:
 
 def last_round_of(run: RunDir, attempt: int) -> int | None:
     """The last round that an attempt trained and recorded."""
-    rounds = [row["round"] for row in read_jsonl(run.metrics) if row["attempt"] == attempt]
+    rounds = [row["round"] for row in read_rounds(run.metrics) if row["attempt"] == attempt]
     return rounds[-1] if rounds else None
 
 
 def _last_sign_of_life(run: RunDir, attempt: AttemptDir, started: float) -> float:
-    beat = read_json(run.heartbeat) if run.heartbeat.exists() else {}
-    return float(beat["time"]) if beat.get("attempt") == attempt.number else started
+    beat = read_heartbeat(run.heartbeat)
+    return float(beat["time"]) if beat is not None and beat["attempt"] == attempt.number else started

@@ -140,7 +140,7 @@ def test_logs(cli: Cli, run: RunDir) -> None:
     assert cli("logs", run.path, "-n", "2")[1] == "line 98\nline 99\n"
     code, _, err = cli("logs", run.path, "drivr")
     assert code == 2 and "there is no log of 'drivr'; did you mean 'driver'? (there are driver, slurm)" in err
-    write_json(attempt.ended, {})
+    write_json(attempt.ended, {"cause": "finished", "detail": "", "started": 0.0, "ended": 1.0})
     assert cli("logs", run.path, "slurm", "-f")[1] == "from slurm\n"
 
 

@@ -68,7 +68,7 @@ def save(run: RunDir, round_: int, attempt: int = 1) -> Path:
 
 
 def end(run: RunDir, cause: str) -> None:
-    write_json(run.attempt(1).ended, {"attempt": 1, "cause": cause})
+    write_json(run.attempt(1).ended, {"attempt": 1, "cause": cause, "detail": "", "started": 0.0, "ended": 1.0})
 
 
 def test_the_next_attempt_is_a_new_job_with_the_same_plan_but_for_what_is_asked(run: RunDir, slurm: FakeSlurm) -> None:

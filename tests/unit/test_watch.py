@@ -49,11 +49,11 @@ def end(run: RunDir, cause: str) -> None:
 def test_tail_gives_each_whole_row_once(run: RunDir) -> None:
     tail = Tail(run.metrics)
     assert tail.rows() == []
-    run.metrics.write_text('{"a": 1}\n{"a"')
-    assert tail.rows() == [{"a": 1}]
+    run.metrics.write_text('{"round": 1}\n{"round"')
+    assert tail.rows() == [{"round": 1}]
     with open(run.metrics, "a") as file:
-        file.write(': 2}\n{"torn\n{"a": 3}\n')
-    assert tail.rows() == [{"a": 2}, {"a": 3}]
+        file.write(': 2}\n{"torn\nnull\n[]\n{"a": 1}\n{"round": 3}\n')
+    assert tail.rows() == [{"round": 2}, {"round": 3}]
     assert tail.rows() == []
 
 
