@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,8 @@ from slime_hpc.types import ShardReport
 MANIFEST = "manifest.json"
 PRUNED = ".pruned"
 """Ending of a checkpoint that is being deleted, so that half of one is never taken for a crash's."""
+DAMAGED = ".damaged"
+"""Ending of one that was complete, and is not any more what was written."""
 _CHUNK_BYTES = 1 << 22
 _NAME = re.compile(r"round_(?P<round>\d{8,})\.a(?P<attempt>\d{4,})")
 
@@ -67,19 +69,27 @@ def commit(run: RunDir, manifest: Manifest) -> Checkpoint:
     damage = list(_wrong_sizes(path, manifest))
     if damage:
         raise ClusterError(f"checkpoint {path} is not what the ranks reported: {'; '.join(damage)}; not committed")
-    _require_newest_attempt(run, manifest.attempt)
+    require_newest_attempt(run, manifest.attempt)
     write_json(path / MANIFEST, manifest.model_dump(mode="json"))
     fsync_dir(path.parent)
     return Checkpoint(path, manifest)
 
 
-def _require_newest_attempt(run: RunDir, attempt: int) -> None:
+def require_newest_attempt(run: RunDir, attempt: int) -> None:
+    """ClusterError in an attempt that a later one has taken the run over from."""
     newest = max((a.number for a in run.all_attempts()), default=attempt)
     if newest != attempt:
         raise ClusterError(
-            f"attempt {attempt} no longer owns {run.path}: attempt {newest} has started; only the newest may save, so"
+            f"attempt {attempt} no longer owns {run.path}: attempt {newest} has started; only the newest may go on, so"
             " this one must end (`slime-hpc status` shows both)"
         )
+
+
+def may_begin_anew(run: RunDir, trained: Sequence[object], interval: int | None) -> bool:
+    """Whether a run that has no checkpoint loses, with these rounds, no more than it may between two of them."""
+    if any(run.checkpoints.glob(f"*{DAMAGED}")):
+        return False
+    return not trained or (interval is not None and len(trained) <= interval)
 
 
 def complete_checkpoints(run: RunDir) -> list[Checkpoint]:
@@ -89,7 +99,7 @@ def complete_checkpoints(run: RunDir) -> list[Checkpoint]:
     """
     if not run.checkpoints.is_dir():
         return []
-    named = [(match, p) for p in run.checkpoints.iterdir() if (match := _NAME.fullmatch(p.name))]
+    named = [(match, p) for p in run.checkpoints.iterdir() if p.is_dir() and (match := _NAME.fullmatch(p.name))]
     by_age = sorted(named, key=lambda item: (int(item[0]["attempt"]), int(item[0]["round"])))
     return [Checkpoint(path, manifest) for _, path in by_age if (manifest := _read_complete(path)) is not None]
 
@@ -134,12 +144,12 @@ def newest_sound(run: RunDir, log: EventLog) -> Checkpoint | None:
     What is torn or damaged is renamed and logged on the way: kept as evidence, never loaded.
     """
     for path in _torn(run):
-        _set_aside(path, "torn", "it has no manifest that fits its files: its writer was killed", log)
+        _set_aside(path, ".torn", "it has no manifest that fits its files: its writer was killed", log)
     for checkpoint in reversed(complete_checkpoints(run)):
         try:
             verify(checkpoint)
         except ClusterError as error:  # an older one is as good a place to go on from, and the log says why
-            _set_aside(checkpoint.path, "damaged", str(error), log)
+            _set_aside(checkpoint.path, DAMAGED, str(error), log)
         else:
             return checkpoint
     return None
@@ -148,11 +158,11 @@ def newest_sound(run: RunDir, log: EventLog) -> Checkpoint | None:
 def _torn(run: RunDir) -> list[Path]:
     complete = {checkpoint.path for checkpoint in complete_checkpoints(run)}
     found = run.checkpoints.iterdir() if run.checkpoints.is_dir() else []
-    return sorted(path for path in found if _NAME.fullmatch(path.name) and path not in complete)
+    return sorted(path for path in found if path.is_dir() and _NAME.fullmatch(path.name) and path not in complete)
 
 
 def _set_aside(path: Path, ending: str, reason: str, log: EventLog) -> None:
-    aside = path.with_name(f"{path.name}.{ending}")
+    aside = path.with_name(path.name + ending)
     path.rename(aside)
     log("checkpoint_set_aside", path=str(aside), reason=reason)
 

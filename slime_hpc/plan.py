@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -101,6 +102,11 @@ class JobPlan(Strict):
     def max_gpu_hours(self) -> float:
         """What the job costs if it runs to its time limit."""
         return sum(c.nodes * c.gpus_per_node * c.time_limit_s for c in self.components) / 3600
+
+
+def is_anothers(comment: str, tokens: Collection[str]) -> bool:
+    """Whether a job with this comment is another run's: a cluster that is set up afresh counts from 1 again."""
+    return comment.startswith(TOKEN_PREFIX) and comment not in tokens
 
 
 def read_plan(path: Path) -> JobPlan:

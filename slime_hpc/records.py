@@ -137,9 +137,14 @@ def _is_round(row: object) -> bool:
 
 
 def surviving_rounds(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of ``metrics.jsonl`` as they count: a round that a later attempt repeated replaces it and all after it."""
+    """Rows of ``metrics.jsonl`` as they count: a round that a later attempt repeated replaces it and all after it.
+
+    What an attempt still wrote when a later one had begun does not count.
+    """
     kept: list[dict[str, Any]] = []
     for row in rows:
+        if kept and row["attempt"] < kept[-1]["attempt"]:
+            continue
         while kept and kept[-1]["round"] >= row["round"]:
             kept.pop()
         kept.append(row)

@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slime_hpc.checkpoint import complete_checkpoints
+from slime_hpc.checkpoint import complete_checkpoints, may_begin_anew
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
-from slime_hpc.plan import JobPlan, new_plan, read_plan
+from slime_hpc.plan import JobPlan, is_anothers, new_plan, read_plan
 from slime_hpc.processes import is_running
 from slime_hpc.records import read_ended, read_owner, read_rounds, read_submit, surviving_rounds
 from slime_hpc.render import render_script, supervisor_command
@@ -44,7 +44,7 @@ def resume_run(
     """
     last = _last_plan(run)
     run = _in_its_place(run, last)
-    require_no_job(run, last, slurm)
+    require_no_job(run, slurm)
     profile = reload_profile(last.spec, last.profile_dir, sets=sets, flags=flags)
     profile.require_none(changed_identity(last.spec, profile.spec))
     _require_something_to_do(run, profile.spec)
@@ -73,10 +73,12 @@ def _in_its_place(run: RunDir, last: JobPlan) -> RunDir:
     return made_as
 
 
-def require_no_job(run: RunDir, last: JobPlan, slurm: Slurm) -> None:
+def require_no_job(run: RunDir, slurm: Slurm) -> None:
     """UserError if Slurm has a job of this run that is not over; ClusterError if it cannot say."""
-    jobs = {*_recorded_jobs(run), *(row.job_id.leader for row in slurm.find(last.token))}
-    alive = [row for row in slurm.queue(sorted(jobs)) if not row.state.is_over] if jobs else []
+    tokens = [read_plan(attempt.plan).token for attempt in run.all_attempts() if attempt.plan.exists()]
+    jobs = {*_recorded_jobs(run), *(row.job_id.leader for row in slurm.find(*tokens))}
+    rows = slurm.queue(sorted(jobs)) if jobs else []
+    alive = [row for row in rows if not row.state.is_over and not is_anothers(row.comment, tokens)]
     if alive:
         raise UserError(
             f"job {alive[0].job_id} of this run is {alive[0].state}, so there is nothing to resume: a run has one job "
@@ -119,7 +121,7 @@ def changed_identity(old: RunSpec, new: RunSpec) -> Iterator[Finding]:
 def _require_something_to_do(run: RunDir, spec: RunSpec) -> None:
     checkpoints = complete_checkpoints(run)
     trained = surviving_rounds(read_rounds(run.metrics))
-    if trained and not checkpoints:
+    if not checkpoints and not may_begin_anew(run, trained, spec.checkpoint.interval):
         raise UserError(
             f"{len(trained)} rounds were trained, but {run.checkpoints} holds no complete checkpoint to go on from; "
             "submit to another run_dir, with a smaller checkpoint.interval"
@@ -140,7 +142,11 @@ def _submit(run: RunDir, plan: JobPlan, slurm: Slurm, entry: Entry) -> SubmitRec
     attempt = run.attempt(plan.attempt)
     try:
         write_attempt(run, plan)
+        require_no_job(run, slurm)  # once more: another resume may have been quicker, and now sees this attempt
         return submit_attempt(run, plan, slurm, entry)
+    except UserError:
+        shutil.rmtree(attempt.path)
+        raise
     except FileExistsError as error:
         raise UserError(f"attempt {plan.attempt} was made by somebody else just now; {status_command(run)}") from error
     except OSError as error:

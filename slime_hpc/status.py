@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from slime_hpc.errors import ClusterError, UserError
-from slime_hpc.plan import TOKEN_PREFIX, JobPlan, read_plan
+from slime_hpc.plan import JobPlan, is_anothers, read_plan
 from slime_hpc.processes import is_running
 from slime_hpc.records import last_round_row, read_ended, read_heartbeat, read_owner, read_submit
 from slime_hpc.run_dir import RunDir
@@ -64,6 +64,7 @@ class Records:
     ended: dict[int, dict[str, Any]]
     """``ended.json`` by attempt."""
     heartbeat: dict[str, Any] | None
+    """The newest attempt's."""
     last_round: dict[str, Any] | None
     """The newest row of metrics."""
 
@@ -143,13 +144,14 @@ def read_records(run: RunDir) -> Records:
     if not plans:
         hint = "; is the run's directory meant? The profile names it as run_dir" if run.path.is_file() else ""
         raise UserError(f"{run.path} is not a run directory: it has no attempts/0001/plan.json{hint}")
+    beat = read_heartbeat(run.heartbeat)
     return Records(
         run=run,
         plans=plans,
         submitted=read_submit(run.submit),
         owners={a.number: owner for a in run.all_attempts() if (owner := read_owner(a.owner))},
         ended={a.number: ended for a in run.all_attempts() if (ended := read_ended(a.ended))},
-        heartbeat=read_heartbeat(run.heartbeat),
+        heartbeat=beat if beat is not None and beat["attempt"] == plans[-1].attempt else None,
         last_round=last_round_row(run.metrics),
     )
 
@@ -208,8 +210,7 @@ def _ask(
 
 
 def _is_anothers(row: QueueRow | AccountingRow, token: str) -> bool:
-    """Whether another submission has this number now: a devcluster that is started afresh counts from 1 again."""
-    return isinstance(row, QueueRow) and row.comment.startswith(TOKEN_PREFIX) and row.comment != token
+    return isinstance(row, QueueRow) and is_anothers(row.comment, [token])
 
 
 def is_local(records: Records) -> bool:

@@ -207,8 +207,13 @@ def require_free(run: RunDir) -> None:
         return
     if not run.path.is_dir():
         raise UserError(f"run_dir {run.path} is a file; choose another")
-    if run.attempts.exists():
+    if any(attempt.plan.exists() for attempt in run.all_attempts()) or run.submit.exists():
         raise _in_use(run)
+    if run.attempts.exists():
+        raise UserError(
+            f"run_dir {run.path} is left of a submission that was cut short before it had a plan: there is no job of "
+            "it; remove the directory, and submit again"
+        )
     found = sorted(path.name for path in run.path.iterdir())
     if found:
         raise UserError(

@@ -212,7 +212,8 @@ class Watcher:
 
     def _headline(self) -> str:
         parts = [self._name]
-        if beat := read_heartbeat(self._run.heartbeat):
+        beat = read_heartbeat(self._run.heartbeat)
+        if beat is not None and beat["attempt"] == self._run.all_attempts()[-1].number:
             parts.append(f"round {beat['round']} of 0-{self._num_rollout - 1}: {beat['phase']}")
         if (left := remaining_s(self._rounds, self._num_rollout)) is not None:
             parts.append(f"about {format_time(round(left))} left")

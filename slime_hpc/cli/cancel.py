@@ -37,6 +37,7 @@ def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
 def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     """The run's job, and whether there was something to cancel. The marker tells the supervisor who wanted it."""
     from slime_hpc.errors import ClusterError
+    from slime_hpc.plan import is_anothers
     from slime_hpc.status import find_job_id, is_local, recorded_job_id
 
     if is_local(records):
@@ -44,7 +45,8 @@ def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     job_id = recorded_job_id(records) or find_job_id(records, slurm)
     if job_id is None:
         return None, False
-    rows = slurm.queue([job_id])
+    tokens = [plan.token for plan in records.plans]
+    rows = [row for row in slurm.queue([job_id]) if not is_anothers(row.comment, tokens)]
     ended = records.plan.attempt in records.ended and not any(row.state.is_pending for row in rows)
     if ended or all(row.state.is_over for row in rows):
         return job_id, False

@@ -112,7 +112,7 @@ class Driver:
     async def _bring_up_and_run(self) -> None:
         recorder = RunRecorder(self._run, self._plan.attempt, self._plan.spec.num_rollout, self._log)
         self._engines = Engines(self._inbox.put, self._log, lambda member: kill_actor(member.actor))
-        start = await asyncio.to_thread(find_start, self._run, self._log)
+        start = await asyncio.to_thread(find_start, self._run, self._log, self._plan.spec.checkpoint.interval)
         fleet = await bring_up(self._plan, self._run, self._log, self._inbox.put, self._engines, start)
         await run_rounds(fleet, recorder, self._plan.spec, first_round(start))
         await fleet.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slime_hpc.checkpoint import require_newest_attempt
 from slime_hpc.driver.deadline import say
 from slime_hpc.records import EventLog, append_jsonl, write_json
 from slime_hpc.run_dir import RunDir
@@ -45,7 +47,8 @@ class RunRecorder:
         self._phase, self._round = name, round_
 
     def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None:
-        """Append the round to metrics.jsonl after its samples are on disk."""
+        """Append the round to metrics.jsonl after its samples are on disk. ClusterError in an overtaken attempt."""
+        require_newest_attempt(self._run, self._attempt)
         _write_samples(self._run.rollout(round_, self._attempt), groups)
         row = {
             "attempt": self._attempt,
@@ -77,7 +80,8 @@ class RunRecorder:
     def _beat(self) -> None:
         while True:
             beat = {"time": time.time(), "attempt": self._attempt, "phase": self._phase, "round": self._round}
-            write_json(self._run.heartbeat, beat)
+            with contextlib.suppress(OSError):  # a full disk or a stale handle may pass; the next beat tells
+                write_json(self._run.heartbeat, beat)
             time.sleep(HEARTBEAT_S)
 
 

@@ -93,13 +93,14 @@ class Killed(Exception):
 class MortalFleet(NotingFleet):
     """Is killed at a note, and leaves what a run directory would keep: rows, and the newest commit."""
 
-    def __init__(self, dies_at: int) -> None:
+    def __init__(self, dies_at: int, attempt: int) -> None:
         super().__init__()
         self.dies_at = dies_at
+        self.attempt = attempt
         self.notes = Countdown(self)
 
     def round_done(self, round_: int, groups: Groups, metrics: dict[str, Any]) -> None:
-        super().round_done(round_, groups, {"round": round_})
+        super().round_done(round_, groups, {"round": round_, "attempt": self.attempt})
 
 
 class Countdown(list[str]):
@@ -117,7 +118,7 @@ class Countdown(list[str]):
 def test_killed_anywhere_each_round_is_recorded_once(quickstart: Path, dies_at: int, interval: int) -> None:
     sets = ["num_rollout=4", f"checkpoint.interval={interval}"]
     spec = load_profile(quickstart, sets=sets).spec
-    killed, resumed = MortalFleet(dies_at), MortalFleet(dies_at=1000)
+    killed, resumed = MortalFleet(dies_at, attempt=1), MortalFleet(dies_at=1000, attempt=2)
     with contextlib.suppress(Killed):  # past its last note it lives
         asyncio.run(run_rounds(killed, killed, spec))
     commits = [int(note.split()[1]) for note in killed.notes if note.startswith("commit")]

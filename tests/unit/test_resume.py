@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 
 from slime_hpc.checkpoint import Manifest, commit
+from slime_hpc.cli.cancel import cancel_run
 from slime_hpc.driver.start import find_start, first_round
 from slime_hpc.errors import ClusterError, ProfileError, UserError
 from slime_hpc.plan import JobPlan, one_host_plan
@@ -16,7 +19,9 @@ from slime_hpc.records import EventLog, append_jsonl, read_json, read_jsonl, sur
 from slime_hpc.resume import resume_run
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.allocation import Allocation
+from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.spec.load import Profile
+from slime_hpc.status import read_records
 from slime_hpc.submit import begin_local_run, submit_run
 from slime_hpc.supervisor.attempts import close_predecessors, own_attempt
 from slime_hpc.testing import FakeSlurm
@@ -171,7 +176,7 @@ def test_fewer_rounds_than_are_trained(run: RunDir, slurm: FakeSlurm) -> None:
 def test_rounds_without_a_checkpoint_are_not_trained_anew(run: RunDir, slurm: FakeSlurm) -> None:
     train(run, 0, 1)
     with pytest.raises(UserError, match=r"2 rounds were trained, but .* holds no complete checkpoint"):
-        resume_run(run, slurm, supervise)
+        resume_run(run, slurm, supervise, sets=["checkpoint.interval=1"])
 
 
 def test_what_slurm_refuses_leaves_the_run_as_it_was(run: RunDir, slurm: FakeSlurm) -> None:
@@ -182,7 +187,7 @@ def test_what_slurm_refuses_leaves_the_run_as_it_was(run: RunDir, slurm: FakeSlu
 
 
 def test_it_starts_at_zero_where_there_is_nothing_to_lose(run: RunDir) -> None:
-    assert first_round(find_start(run, EventLog(run.events, attempt=2, who="driver"))) == 0
+    assert first_round(find_start(run, EventLog(run.events, attempt=2, who="driver"), None)) == 0
 
 
 def test_it_goes_on_after_the_newest_sound_checkpoint(run: RunDir) -> None:
@@ -193,7 +198,7 @@ def test_it_goes_on_after_the_newest_sound_checkpoint(run: RunDir) -> None:
     torn = run.checkpoint(5, 1)
     torn.mkdir()
     (torn / "__0_0.distcp").write_bytes(CONTENT[:100])
-    start = find_start(run, log)
+    start = find_start(run, log, 2)
     assert start is not None and start.path == good and first_round(start) == 2
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
         good.name,
@@ -207,7 +212,57 @@ def test_it_goes_on_after_the_newest_sound_checkpoint(run: RunDir) -> None:
 def test_it_ends_where_all_that_was_learned_is_lost(run: RunDir) -> None:
     train(run, 0, 1, 2)
     with pytest.raises(UserError, match="rounds 0-2 were trained, but no complete checkpoint"):
-        find_start(run, EventLog(run.events, attempt=2, who="driver"))
+        find_start(run, EventLog(run.events, attempt=2, who="driver"), None)
+    with pytest.raises(UserError, match="rounds 0-2 were trained"):
+        find_start(run, EventLog(run.events, attempt=2, who="driver"), 2)
+
+
+def test_it_begins_anew_where_no_more_is_lost_than_between_two_checkpoints(run: RunDir, slurm: FakeSlurm) -> None:
+    """Killed after the record of the round that the first checkpoint was to hold."""
+    log = EventLog(run.events, attempt=2, who="driver")
+    train(run, 0, 1, 2)
+    assert find_start(run, log, 3) is None
+    assert [(row["event"], row["lost"]) for row in read_jsonl(run.events)] == [("begins_anew", 3)]
+    assert resume_run(run, slurm, supervise, sets=["checkpoint.interval=3"]).attempt == 2
+    (save(run, 2, attempt=2) / "__0_0.distcp").write_bytes(CONTENT[:-1] + b"x")
+    with pytest.raises(UserError, match="rounds 0-2 were trained"):
+        find_start(run, log, 3)
+
+
+def test_an_attempt_that_was_overtaken_no_longer_counts() -> None:
+    rows = [{"attempt": a, "round": r} for a, r in [(1, 0), (1, 1), (2, 1), (2, 2), (1, 2), (2, 3)]]
+    assert [(row["attempt"], row["round"]) for row in surviving_rounds(rows)] == [(1, 0), (2, 1), (2, 2), (2, 3)]
+
+
+def test_another_runs_job_of_the_same_number_is_left_alone(run: RunDir, slurm: FakeSlurm) -> None:
+    """A cluster that is set up afresh counts from 1 again."""
+    slurm.set_state(JobId(1), "PENDING")
+    slurm.jobs[1].token = "slime-another"
+    records = read_records(run)
+    assert cancel_run(records, slurm)[1] is False and slurm.jobs[1].components[0].state.is_pending
+    assert resume_run(run, slurm, supervise).attempt == 2
+
+
+def test_of_two_resumes_at_once_one_goes_on(run: RunDir, slurm: FakeSlurm) -> None:
+    class Overtaken:
+        """Another resume comes in after the first look at the queue."""
+
+        looks = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(slurm, name)
+
+        def queue(self, job_ids: Sequence[JobId]) -> list[QueueRow]:
+            self.looks += 1
+            rows = slurm.queue(job_ids)
+            if self.looks == 1:
+                resume_run(run, slurm, supervise)
+            return rows
+
+    slurm.set_state(JobId(1), "FAILED")
+    with pytest.raises(UserError, match="a run has one job at a time"):
+        resume_run(run, Overtaken(), supervise)
+    assert [attempt.number for attempt in run.all_attempts()] == [1, 2]
 
 
 def test_a_repeated_round_replaces_what_came_after_it_too() -> None:
