@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slime_hpc.errors import SlimeHpcError, UserError
+from slime_hpc.facts import JobFacts, Records, is_local, query_jobs, read_records
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
-from slime_hpc.status import JobFacts, Records, State, Verdict, is_local, join_status, query_jobs, read_records
+from slime_hpc.status import State, Verdict, join_status
 
 LEVELS = 4
 """How far below a directory runs are looked for."""

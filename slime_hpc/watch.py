@@ -19,11 +19,12 @@ from rich.text import Text
 
 from slime_hpc.display import rounds_table
 from slime_hpc.driver.record import round_line
+from slime_hpc.facts import read_records
 from slime_hpc.records import read_heartbeat
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
 from slime_hpc.spec.values import format_time
-from slime_hpc.status import StatusReport, load_status, read_records
+from slime_hpc.status import StatusReport, load_status
 
 POLL_S = 0.5
 ASK_WHILE_PENDING_S = 10.0

@@ -14,15 +14,15 @@ import typer
 from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json, run_directory
 
 if TYPE_CHECKING:
+    from slime_hpc.facts import Records
     from slime_hpc.slurm.commands import Slurm
-    from slime_hpc.status import Records
     from slime_hpc.types import JobId
 
 
 def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
     """Cancel a run's job. A run that has ended stays as it is."""
+    from slime_hpc.facts import read_records
     from slime_hpc.slurm.commands import SlurmCli
-    from slime_hpc.status import read_records
 
     records = read_records(run_directory(run))
     job_id, cancelled = cancel_run(records, SlurmCli())
@@ -37,8 +37,8 @@ def cancel(run: RunArgument, as_json: JsonOption = False) -> None:
 def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
     """The run's job, and whether there was something to cancel. The marker tells the supervisor who wanted it."""
     from slime_hpc.errors import ClusterError
+    from slime_hpc.facts import find_job_id, is_local, recorded_job_id
     from slime_hpc.plan import is_anothers
-    from slime_hpc.status import find_job_id, is_local, recorded_job_id
 
     if is_local(records):
         return None, _cancel_process(records, slurm)
@@ -81,7 +81,7 @@ def _user() -> str:
 def _cancel_process(records: Records, slurm: Slurm) -> bool:
     """Tell the supervisor of a run without Slurm to end it; UserError on another host."""
     from slime_hpc.errors import UserError
-    from slime_hpc.status import query_job
+    from slime_hpc.facts import query_job
 
     facts = query_job(records, slurm)
     if records.plan.attempt in records.ended or not (facts.components or facts.problem):

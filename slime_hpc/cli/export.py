@@ -27,8 +27,8 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Turn a checkpoint into a model that loads in transformers. One process does it, without a GPU."""
+    from slime_hpc.facts import read_records
     from slime_hpc.render import in_environment
-    from slime_hpc.status import read_records
 
     directory = run_directory(run)
     plan = read_records(directory).plan.model_copy(update={"run_dir": directory.path})

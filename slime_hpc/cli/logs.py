@@ -31,7 +31,7 @@ def logs(
 
     The newest attempt's; left out, WHO is the driver, or Slurm's own output where there is no driver yet.
     """
-    from slime_hpc.status import read_records
+    from slime_hpc.facts import read_records
 
     records = read_records(run_directory(run))
     over = _Over(records.run, records.plan.attempt)

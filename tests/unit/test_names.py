@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from slime_hpc.cli.cancel import cancel_run
 from slime_hpc.errors import ClusterError, ProfileError, UserError
+from slime_hpc.facts import read_records
 from slime_hpc.plan import JobPlan, new_plan, plan_warnings, shown_plan
 from slime_hpc.records import read_json, restrict_umask, write_text_atomic
 from slime_hpc.render import in_environment, render_script, supervisor_command, write_environment
@@ -30,7 +31,6 @@ from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.spec.load import Profile, load_profile
 from slime_hpc.spec.run import Environment
 from slime_hpc.spec.yaml_tree import escape_json, parse_value
-from slime_hpc.status import read_records
 from slime_hpc.submit import submit_run
 from slime_hpc.supervisor.attempts import own_attempt
 from slime_hpc.testing import FakeSlurm

@@ -14,6 +14,7 @@ from slime_hpc.checkpoint import Manifest, commit
 from slime_hpc.cli.cancel import cancel_run
 from slime_hpc.driver.start import find_start, first_round
 from slime_hpc.errors import ClusterError, ProfileError, UserError
+from slime_hpc.facts import read_records
 from slime_hpc.plan import JobPlan, one_host_plan
 from slime_hpc.records import EventLog, append_jsonl, read_json, read_jsonl, surviving_rounds, write_json
 from slime_hpc.resume import resume_run
@@ -21,7 +22,6 @@ from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.allocation import Allocation
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.spec.load import Profile
-from slime_hpc.status import read_records
 from slime_hpc.submit import begin_local_run, submit_run
 from slime_hpc.supervisor.attempts import close_predecessors, own_attempt
 from slime_hpc.testing import FakeSlurm

@@ -12,13 +12,14 @@ import pytest
 
 from slime_hpc.cli.cancel import cancel_run
 from slime_hpc.errors import ClusterError, UserError
+from slime_hpc.facts import query_job, read_records
 from slime_hpc.plan import one_host_plan
 from slime_hpc.records import append_jsonl, read_json, write_json
 from slime_hpc.resume import resume_run
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.parse import QueueRow
 from slime_hpc.spec.load import Profile
-from slime_hpc.status import STALLED_AFTER_S, StatusReport, join_status, load_status, query_job, read_records
+from slime_hpc.status import STALLED_AFTER_S, StatusReport, join_status, load_status
 from slime_hpc.submit import begin_local_run, submit_run
 from slime_hpc.testing import FakeSlurm
 from slime_hpc.types import JobId
