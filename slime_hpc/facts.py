@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from slime_hpc.errors import ClusterError, UserError
 from slime_hpc.plan import JobPlan, is_anothers, read_plan
-from slime_hpc.processes import is_running
+from slime_hpc.processes import identity
 from slime_hpc.records import last_round_row, read_ended, read_heartbeat, read_owner, read_submit
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
@@ -156,7 +156,7 @@ def _query_process(records: Records) -> JobFacts:
     process = f"process {pid} on {host}"
     if host != os.uname().nodename:
         return JobFacts(None, {}, problem=f"only {host}, where `slime-hpc run` was started, can tell", process=process)
-    if not is_running(pid, records.submitted["process_started"]):
+    if identity(pid) != records.submitted["process"]:
         return JobFacts(None, {}, process=process)
     state = ComponentState(JobState("RUNNING"), "", records.submitted["submitted"], None)
     return JobFacts(None, {0: state}, process=process)
@@ -168,6 +168,11 @@ def recorded_job_id(records: Records) -> JobId | None:
         return None
     cluster = records.submitted["cluster"] if records.submitted is not None else None
     return JobId.parse(";".join(filter(None, (by["job_id"], cluster))))
+
+
+def has_started_again(ended: Mapping[str, Any], leader: ComponentState | QueueRow) -> bool:
+    """Whether a job runs anew whose last attempt has ended: the next one has no directory yet."""
+    return leader.state.name == "RUNNING" and leader.start is not None and leader.start >= ended["ended"]
 
 
 def find_job_id(records: Records, slurm: Slurm) -> JobId | None:

@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-
 _EXEC_S = 0.1
 """Between execve's two halves a process has no environment; the kernel takes microseconds, a busy machine longer."""
 _POLL_S = 0.002
@@ -38,13 +36,26 @@ def _has_memory(pid: int) -> bool:
     return not Path(f"/proc/{pid}/statm").read_text(encoding="ascii").startswith("0 ")
 
 
-def is_running(pid: int, started: float) -> bool:
-    """Whether the process is still that one: a pid is given to others later. ``started``: psutil's ``create_time``."""
+def read_stat(pid: int) -> tuple[str, int] | None:
+    """State letter, and start in ticks since boot; None if there is no such process. Source: proc(5)."""
     try:
-        process = psutil.Process(pid)
-        return process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None  # it has ended, which is what None says
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+def identity(pid: int) -> str | None:
+    """Tells a process from every other that has its pid, before or after; None if it has ended.
+
+    By ticks, not by the time of day: a clock may be set while the process runs.
+    """
+    stat = read_stat(pid)
+    if stat is None or stat[0] in "ZX":
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{stat[1]}"
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from slime_hpc.checkpoint import complete_checkpoints, may_begin_anew
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
 from slime_hpc.plan import JobPlan, is_anothers, new_plan, read_plan
-from slime_hpc.processes import is_running
+from slime_hpc.processes import identity
 from slime_hpc.records import read_ended, read_owner, read_rounds, read_submit, surviving_rounds
 from slime_hpc.render import render_script, supervisor_command
 from slime_hpc.run_dir import RunDir
@@ -106,7 +106,7 @@ def _require_over(run: RunDir, record: Mapping[str, Any]) -> None:
         raise UserError(
             f"only host {record['host']}, where this run was started, can tell whether it is over; go there"
         )
-    if record["host"] == os.uname().nodename and is_running(record["pid"], record["process_started"]):
+    if record["host"] == os.uname().nodename and identity(record["pid"]) == record["process"]:
         raise UserError(f"process {record['pid']} on this host still trains this run; end it with `slime-hpc cancel`")
 
 

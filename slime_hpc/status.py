@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from slime_hpc.facts import ComponentState, JobFacts, Records, query_job, read_records
+from slime_hpc.facts import ComponentState, JobFacts, Records, has_started_again, query_job, read_records
 from slime_hpc.plan import JobPlan
 from slime_hpc.run_dir import RunDir
 from slime_hpc.slurm.commands import Slurm
@@ -164,6 +164,10 @@ def _judge(records: Records, job: JobFacts, attempt: AttemptStatus, now: float) 
             f"Slurm has put job {job.job_id} back into the queue; it goes on from the newest checkpoint when it starts"
         )
         return "pending", "waiting", f"{why} ({leader.reason or 'no reason given'})", None
+    ended = records.ended.get(records.plan.attempt)
+    if ended is not None and leader is not None and not job.process and has_started_again(ended, leader):
+        why = f"Slurm has started job {job.job_id} again; attempt {records.plan.attempt + 1} is about to begin"
+        return "running", "ok", why, None
     if attempt.cause is not None:
         verdict = _VERDICT_OF_CAUSE.get(attempt.cause, "failed")
         return "ended", verdict, attempt.detail or attempt.cause, _next_step(verdict, path)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from slime_hpc import __version__
 from slime_hpc.errors import ClusterError, Finding, SlurmCommandError, UserError
 from slime_hpc.plan import JobPlan, new_plan
+from slime_hpc.processes import identity
 from slime_hpc.records import read_submit, write_json, write_text_atomic
 from slime_hpc.render import render_script, supervisor_command, write_environment
 from slime_hpc.run_dir import RunDir
@@ -59,8 +58,8 @@ class LocalRecord:
     host: str
     pid: int
     """Of the supervisor."""
-    process_started: float
-    """As psutil tells it: another process may get the same pid later."""
+    process: str | None
+    """``processes.identity``: another process may get the same pid later."""
     token: str
     submitted: float
     """Unix seconds."""
@@ -161,13 +160,12 @@ def begin_local_run(profile: Profile, plan: JobPlan) -> None:
     run = RunDir(plan.run_dir)
     require_free(run)
     made = _claim(run)
-    own = psutil.Process()
     record = LocalRecord(
         run_dir=str(run.path),
         attempt=plan.attempt,
         host=os.uname().nodename,
-        pid=own.pid,
-        process_started=own.create_time(),
+        pid=os.getpid(),
+        process=identity(os.getpid()),
         token=plan.token,
         submitted=time.time(),
     )

@@ -6,8 +6,9 @@ import getpass
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,6 +17,7 @@ from slime_hpc.cli.arguments import JsonOption, RunArgument, print_json, run_dir
 if TYPE_CHECKING:
     from slime_hpc.facts import Records
     from slime_hpc.slurm.commands import Slurm
+    from slime_hpc.slurm.parse import QueueRow
     from slime_hpc.types import JobId
 
 
@@ -47,8 +49,8 @@ def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
         return None, False
     tokens = [plan.token for plan in records.plans]
     rows = [row for row in slurm.queue([job_id]) if not is_anothers(row.comment, tokens)]
-    ended = records.plan.attempt in records.ended and not any(row.state.is_pending for row in rows)
-    if ended or all(row.state.is_over for row in rows):
+    ended = records.ended.get(records.plan.attempt)
+    if not any(_goes_on(row, ended) for row in rows):
         return job_id, False
     marker = _leave_marker(records)
     try:
@@ -57,6 +59,15 @@ def cancel_run(records: Records, slurm: Slurm) -> tuple[JobId | None, bool]:
         marker.unlink(missing_ok=True)  # or a later end for another reason would be taken for this one
         raise
     return job_id, True
+
+
+def _goes_on(row: QueueRow, ended: Mapping[str, Any] | None) -> bool:
+    """Whether there is something to cancel; where the attempt has ended, only if Slurm starts the job again."""
+    from slime_hpc.facts import has_started_again
+
+    if row.state.is_over or ended is None:
+        return not row.state.is_over
+    return row.state.is_pending or has_started_again(ended, row)
 
 
 def _leave_marker(records: Records) -> Path:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from slime_hpc.errors import ClusterError, DeadlineExceeded
-from slime_hpc.processes import read_environ
+from slime_hpc.processes import read_environ, read_stat
 
 MARKER = "SLIME_HPC_DEVCLUSTER_ROOT"
 """In the environment of every process we start, and so of slurmstepds: which devcluster it belongs to."""
@@ -50,18 +50,8 @@ def start(argv: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path) 
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=cwd, start_new_session=True,
             umask=0o022,
         )  # fmt: skip
-    stat = _stat(process.pid)
+    stat = read_stat(process.pid)
     return ProcessRecord(process.pid, stat[1] if stat else -1)
-
-
-def _stat(pid: int) -> tuple[str, int] | None:
-    """State letter and start time of a process; None if there is none. Source: proc(5)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None  # it has ended, which is what None says
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[19])
 
 
 def all_pids() -> Iterator[int]:
@@ -70,13 +60,13 @@ def all_pids() -> Iterator[int]:
 
 def is_running(pid: int) -> bool:
     """False for a zombie too: where PID 1 does not reap, ended processes stay visible for ever."""
-    stat = _stat(pid)
+    stat = read_stat(pid)
     return stat is not None and stat[0] not in "ZX"
 
 
 def is_same_process(record: ProcessRecord) -> bool:
     """True if the pid is still this process's: all that can be told of another user's."""
-    stat = _stat(record.pid)
+    stat = read_stat(record.pid)
     return stat is not None and stat[0] not in "ZX" and stat[1] == record.start_ticks
 
 

@@ -120,7 +120,7 @@ def test_a_run_begun_without_slurm_goes_on_as_a_job_once_its_process_is_gone(
     write_json(run.submit, {**record, "host": "elsewhere"})
     with pytest.raises(UserError, match="only host elsewhere"):
         resume_run(run, slurm, supervise)
-    write_json(run.submit, {**record, "process_started": 1.0})
+    write_json(run.submit, {**record, "process": "another boot/1"})
     resumed = resume_run(run, slurm, supervise)
     assert (resumed.attempt, resumed.job_id) == (2, "1")
     own_attempt(run, 2, Allocation(JobId(1), (), 0))

@@ -183,7 +183,7 @@ def test_a_run_without_slurm(local: RunDir) -> None:
 
 
 def test_a_run_without_slurm_whose_process_is_gone(local: RunDir) -> None:
-    change_record(local, process_started=1.0)
+    change_record(local, process="another boot/1")
     report = load_status(local, DeafSlurm())
     assert (report.state, report.verdict) == ("ended", "unknown")
     assert report.why == f"process {os.getpid()} on {os.uname().nodename} is gone, and left no record of its end"
@@ -330,3 +330,24 @@ def test_a_resume_that_was_never_submitted_costs_nothing(run: RunDir, slurm: Fak
     report = load_status(run, slurm)
     assert "attempt 2" in report.why and report.next_step == f"slime-hpc resume {run.path}"
     assert resume_run(run, slurm, supervise).attempt == 3
+
+
+def test_a_job_that_slurm_has_started_again_runs(run: RunDir, slurm: FakeSlurm) -> None:
+    """Its next attempt has no directory until its supervisor is up."""
+    slurm.set_state(JOB, "RUNNING")
+    write_json(run.attempt(1).owner, {"job_id": "1", "restart_count": 0, "host": "n1", "started": 0.0})
+    end(run, "preempted", ended=time.time() + 1000)
+    assert cancel_run(read_records(run), slurm) == (JOB, False)  # it is only completing
+    end(run, "preempted")
+    report = load_status(run, slurm)
+    assert (report.state, report.verdict) == ("running", "ok") and "attempt 2 is about to begin" in report.why
+    assert cancel_run(read_records(run), slurm) == (JOB, True)
+
+
+def test_a_heartbeat_is_of_its_own_attempt(run: RunDir, slurm: FakeSlurm) -> None:
+    end(run, "crashed")
+    slurm.set_state(JOB, "FAILED")
+    write_json(run.heartbeat, {"time": time.time(), "phase": "train", "round": 7, "attempt": 1})
+    resume_run(run, slurm, supervise)
+    slurm.set_state(JobId(3), "RUNNING")
+    assert "its driver has not reported yet" in load_status(run, slurm).why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,9 +42,9 @@ def add_round(run: RunDir, number: int, seconds: float = 2.0) -> None:
     append_jsonl(run.metrics, {**row, "rollout/raw_reward": 0.25, "rollout/weight_lag": 0})
 
 
-def end(run: RunDir, cause: str) -> None:
+def end(run: RunDir, cause: str, at: float = 2000.0) -> None:
     ended = {"attempt": 1, "cause": cause, "detail": f"because of {cause}", "role": None, "node": None, "round": 1}
-    write_json(run.attempt(1).ended, {**ended, "started": 1000.0, "ended": 2000.0, "exit_code": 0})
+    write_json(run.attempt(1).ended, {**ended, "started": 1000.0, "ended": at, "exit_code": 0})
 
 
 def test_tail_gives_each_whole_row_once(run: RunDir) -> None:
@@ -132,7 +133,7 @@ def test_a_requeued_job_is_waited_for(run: RunDir, slurm: FakeSlurm, monkeypatch
     """Its supervisor has written its end while Slurm still makes up its mind."""
     slurm.set_state(JOB, "RUNNING")
     write_json(run.attempt(1).owner, {"job_id": "1", "restart_count": 0, "host": "n1", "started": 0.0})
-    end(run, "preempted")
+    end(run, "preempted", at=time.time() + 1000)
     states = iter(["COMPLETING", "PENDING", "RUNNING", "CANCELLED"])
     naps: list[float] = []
 
